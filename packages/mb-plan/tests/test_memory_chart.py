@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 from mb_plan import GPU_MEMORY, make_plan, render_memory_chart
+from mb_plan.memory.memory_chart import KINDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 MODEL = {
@@ -22,7 +23,9 @@ def draw(*, train=True, **options):
 
 
 def heights(root, kind):
-    return [float(bar.get("height")) for bar in root.iter(f"{SVG}rect") if bar.get("class") == kind][1:]
+    return [float(bar.get("height")) for bar in root.iter(f"{SVG}rect") if bar.get("class") == KINDS[kind]][
+        1:
+    ]
 
 
 def words(root):
@@ -44,7 +47,9 @@ def test_a_bar_has_the_proportions_of_the_plan():
 def test_the_memory_of_a_gpu_is_a_line_above_everything_that_fits():
     _, root = draw(title="a < b", limit_bytes=GPU_MEMORY["h100"].size, limit="h100")
     (line,) = [line for line in root.iter(f"{SVG}line") if line.get("class") == "limit"]
-    tops = [float(bar.get("y")) for bar in root.iter(f"{SVG}rect") if bar.get("class") == "activations"][1:]
+    tops = [
+        float(bar.get("y")) for bar in root.iter(f"{SVG}rect") if bar.get("class") == KINDS["activations"]
+    ][1:]
     assert float(line.get("y1")) < min(tops)
     assert {"h100 79 GiB", "a < b", "pipeline stages 0 to 1"} <= set(words(root))
 

@@ -14,7 +14,7 @@ def test_bars_are_sorted_and_as_long_as_their_share():
         {"memory": 1.0, "fp8": 3.0}, meanings={"fp8": "products in <FP8>"}, title="a & b"
     )
     root = ElementTree.fromstring(text)
-    widths = [float(bar.get("width")) for bar in root.iter(f"{SVG}rect") if bar.get("class") == "bar"]
+    widths = [float(bar.get("width")) for bar in root.iter(f"{SVG}rect") if bar.get("class") == "first"]
     words = ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
     assert widths == [pytest.approx(315.0), pytest.approx(105.0)]
     assert words == ["a & b", "4 s", "fp8products in <FP8>", "75.0%, 3 s", "memory", "25.0%, 1 s"]

@@ -6,26 +6,14 @@ from collections.abc import Sequence
 from html import escape
 
 from mb_plan.memory.resource_plan import ResourcePlan, StagePlan
+from mb_plan.svg_chart import WIDTH, limit_line, render_svg
 
-KINDS = ("weights", "gradients", "optimizer", "activations")
-"""Segments of a bar, from the bottom."""
+KINDS = {"weights": "first", "gradients": "second", "optimizer": "third", "activations": "fourth"}
+"""Segments of a bar, from the bottom, with their colours."""
 
 GIB = 2**30
-_WIDTH, _LEFT, _RIGHT, _TOP, _PLOT = 760, 64, 24, 84, 300
+_LEFT, _RIGHT, _TOP, _PLOT = 64, WIDTH - 24, 84, 300
 _MAX_LABELS = 16
-_STYLE = """
-  svg { --ink: #1f2933; --quiet: #616e7c; --line: #d5dae1; --ground: #ffffff; --limit: #b3261e;
-        --weights: #3b6ea8; --gradients: #7fb0dc; --optimizer: #e0a458; --activations: #5b9a73; }
-  @media (prefers-color-scheme: dark) {
-    svg { --ink: #e6eaf0; --quiet: #9aa5b1; --line: #3a424d; --ground: #15191f; --limit: #ff8a80;
-          --weights: #5f97d6; --gradients: #a9cdf0; --optimizer: #e8b878; --activations: #7dbd95; } }
-  .ground { fill: var(--ground); } .grid { stroke: var(--line); stroke-width: 1; }
-  text { font: 13px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--ink); }
-  .title { font-size: 16px; font-weight: 600; } .quiet { fill: var(--quiet); font-size: 12px; }
-  .limit { stroke: var(--limit); stroke-width: 2; stroke-dasharray: 6 4; } .over { fill: var(--limit); }
-  .weights { fill: var(--weights); } .gradients { fill: var(--gradients); }
-  .optimizer { fill: var(--optimizer); } .activations { fill: var(--activations); }
-"""
 
 
 def render_memory_chart(
@@ -51,8 +39,6 @@ def render_memory_chart(
         return round(bottom - _PLOT * gib / top, 1)
 
     body = [
-        f'<rect class="ground" width="{_WIDTH}" height="{bottom + 64}"/>',
-        f'<text class="title" x="{_LEFT}" y="28">{escape(title)}</text>',
         *_legend(),
         *_grid(
             top, step, y_position(0), [y_position(step * number) for number in range(round(top / step) + 1)]
@@ -61,25 +47,11 @@ def render_memory_chart(
     ]
     if limit_bytes is not None:
         at = y_position(limit_bytes / GIB)
-        body.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        body.append(limit_line(at, left=_LEFT, right=_RIGHT))
         name = f"{limit} {limit_bytes / GIB:.0f} GiB".strip()
-        body.append(
-            f'<text class="over" x="{_WIDTH - _RIGHT}" y="{at - 6}" text-anchor="end">{escape(name)}</text>'
-        )
+        body.append(f'<text class="over" x="{_RIGHT}" y="{at - 6}" text-anchor="end">{escape(name)}</text>')
     body.append(f'<text class="quiet" x="{_LEFT}" y="{bottom + 50}">{escape(_caption(plan))}</text>')
-    return _document(body, height=bottom + 64, label=f"{title}: {_caption(plan)}")
-
-
-def _document(body: Sequence[str], *, height: int, label: str) -> str:
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-            f'aria-label="{escape(label)}">',
-            f"<style>{_STYLE}</style>",
-            *body,
-            "</svg>\n",
-        ]
-    )
+    return render_svg(body, height=bottom + 64, title=title, left=_LEFT, label=f"{title}: {_caption(plan)}")
 
 
 def _height(stage: StagePlan) -> int:
@@ -98,9 +70,9 @@ def _tick(tallest: float) -> float:
 
 def _legend() -> list[str]:
     lines = []
-    for number, kind in enumerate(KINDS):
+    for number, (kind, colour) in enumerate(KINDS.items()):
         left = _LEFT + 130 * number
-        lines.append(f'<rect class="{kind}" x="{left}" y="46" width="12" height="12" rx="2"/>')
+        lines.append(f'<rect class="{colour}" x="{left}" y="46" width="12" height="12" rx="2"/>')
         lines.append(f'<text x="{left + 18}" y="57">{kind}</text>')
     return lines
 
@@ -108,7 +80,7 @@ def _legend() -> list[str]:
 def _grid(top: float, step: float, base: float, heights: Sequence[float]) -> list[str]:
     lines = []
     for number, at in enumerate(heights):
-        lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{at}" y2="{at}"/>')
         label = f"{step * number:g}"
         lines.append(f'<text class="quiet" x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{label}</text>')
     lines.append(f'<text class="quiet" x="{_LEFT - 8}" y="{_TOP - 12}" text-anchor="end">GiB</text>')
@@ -116,19 +88,19 @@ def _grid(top: float, step: float, base: float, heights: Sequence[float]) -> lis
 
 
 def _bars(stages: Sequence[StagePlan], top: float, bottom: int) -> list[str]:
-    room = (_WIDTH - _LEFT - _RIGHT) / len(stages)
+    room = (_RIGHT - _LEFT) / len(stages)
     width = min(72.0, room * 0.7)
     every = -(-len(stages) // _MAX_LABELS)
     lines = []
     for number, stage in enumerate(stages):
         left = _LEFT + room * number + (room - width) / 2
         at, middle = float(bottom), round(left + width / 2, 1)
-        for kind in KINDS:
+        for kind, colour in KINDS.items():
             size = (getattr(stage.rank_bytes, kind) or 0) / GIB
             height = _PLOT * size / top
             at -= height
             lines.append(
-                f'<rect class="{kind}" x="{left:.1f}" y="{at:.1f}" width="{width:.1f}" height="{height:.1f}">'
+                f'<rect class="{colour}" x="{left:.1f}" y="{at:.1f}" width="{width:.1f}" height="{height:.1f}">'
                 f"<title>stage {number}, {kind}: {size:.2f} GiB</title></rect>"
             )
         if number % every == 0:

@@ -6,22 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from mb_plan.svg_chart import WIDTH, limit_line, render_svg
+
 GIB = 2**30
 LABELLED = 5
 """Number of the best points that are named below the chart."""
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 540, 70, 24, 60, 390
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 540, 70, WIDTH - 24, 60, 390
 _SHOWN = 2.0
 """Largest memory in the chart, relative to that of the GPU."""
-_STYLE = """
-  svg { --ink: #1f2933; --quiet: #616e7c; --line: #d5dae1; --ground: #ffffff; --good: #3b6ea8; --over: #b3261e; }
-  @media (prefers-color-scheme: dark) {
-    svg { --ink: #e6eaf0; --quiet: #9aa5b1; --line: #3a424d; --ground: #15191f; --good: #7fb0dc; --over: #ff8a80; } }
-  .ground { fill: var(--ground); } .grid { stroke: var(--line); stroke-width: 1; }
-  text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--quiet); }
-  .title { font-size: 16px; font-weight: 600; fill: var(--ink); } .label { fill: var(--ink); }
-  .good { fill: var(--good); } .over { fill: none; stroke: var(--over); stroke-width: 1.5; }
-  .limit { stroke: var(--over); stroke-width: 2; stroke-dasharray: 6 4; }
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +37,7 @@ class _Axes:
 
     def x(self, seconds: float) -> float:
         """Return the horizontal position of a time."""
-        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * (seconds - self.first) / (self.last - self.first), 1)
+        return round(_LEFT + (_RIGHT - _LEFT) * (seconds - self.first) / (self.last - self.first), 1)
 
     def y(self, size: float) -> float:
         """Return the vertical position of a memory size."""
@@ -77,45 +69,35 @@ def render_sweep_chart(
     )
     fitting = [point for point in shown if limit_bytes is None or point.size <= limit_bytes]
     best = sorted(fitting, key=lambda point: point.seconds)[:LABELLED]
-    body = [
-        f'<rect class="ground" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        f'<text class="title" x="{_LEFT}" y="30">{escape(title)}</text>',
-        *_grid(axes),
-        *_dots(shown, fitting, best, axes),
-    ]
+    body = [*_grid(axes), *_dots(shown, fitting, best, axes)]
     if limit_bytes is not None:
         y = axes.y(limit_bytes)
-        body.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        body.append(f'<text x="{_LEFT + 6}" y="{y - 6}">{escape(limit)}: {limit_bytes / GIB:.0f} GiB</text>')
+        body.append(limit_line(y, left=_LEFT, right=_RIGHT))
+        name = f"{limit}: {limit_bytes / GIB:.0f} GiB"
+        body.append(f'<text class="quiet" x="{_LEFT + 6}" y="{y - 6}">{escape(name)}</text>')
     lines = [f"{number}: {point.label}, {point.seconds:.3g} s" for number, point in enumerate(best, start=1)]
     if len(shown) < len(points):
         lines.append(f"{len(points) - len(shown)} points above {_SHOWN:g} times the memory are left out")
     for number, line in enumerate(lines):
-        body.append(f'<text class="label" x="{_LEFT}" y="{_BOTTOM + 62 + 15 * number}">{escape(line)}</text>')
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-            f'aria-label="{escape(title)}">',
-            f"<style>{_STYLE}</style>",
-            *body,
-            "</svg>\n",
-        ]
-    )
+        body.append(f'<text x="{_LEFT}" y="{_BOTTOM + 62 + 15 * number}">{escape(line)}</text>')
+    return render_svg(body, height=_HEIGHT, title=title, left=_LEFT)
 
 
 def _grid(axes: _Axes) -> list[str]:
     lines = [
-        f'<text x="{(_LEFT + _WIDTH) // 2}" y="{_BOTTOM + 38}" text-anchor="middle">predicted step, seconds</text>',
-        f'<text x="{_LEFT}" y="{_TOP - 10}">memory of the fullest rank, GiB</text>',
+        f'<text class="quiet" x="{(_LEFT + WIDTH) // 2}" y="{_BOTTOM + 38}" text-anchor="middle">'
+        "predicted step, seconds</text>",
+        f'<text class="quiet" x="{_LEFT}" y="{_TOP - 10}">memory of the fullest rank, GiB</text>',
     ]
     for number in range(6):
         seconds = axes.first + (axes.last - axes.first) * number / 5
         size = axes.top * number / 5
         y = axes.y(size)
         lines += [
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>',
-            f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{size / GIB:,.0f}</text>',
-            f'<text x="{axes.x(seconds)}" y="{_BOTTOM + 20}" text-anchor="middle">{seconds:.3g}</text>',
+            f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y}" y2="{y}"/>',
+            f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{size / GIB:,.0f}</text>',
+            f'<text class="quiet" x="{axes.x(seconds)}" y="{_BOTTOM + 20}" text-anchor="middle">'
+            f"{seconds:.3g}</text>",
         ]
     return lines
 
@@ -125,11 +107,11 @@ def _dots(
 ) -> list[str]:
     lines = []
     for point in shown:
-        kind, x, y = "good" if point in fitting else "over", axes.x(point.seconds), axes.y(point.size)
+        kind, x, y = "first" if point in fitting else "over", axes.x(point.seconds), axes.y(point.size)
         lines.append(
             f'<circle class="{kind}" cx="{x}" cy="{y}" r="5"><title>{escape(point.label)}</title></circle>'
         )
         if point in best:
             number = best.index(point) + 1
-            lines.append(f'<text class="label" x="{x - 8}" y="{y + 4}" text-anchor="end">{number}</text>')
+            lines.append(f'<text x="{x - 8}" y="{y + 4}" text-anchor="end">{number}</text>')
     return lines

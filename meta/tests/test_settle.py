@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mb_checkpoint import CheckpointFolderError
+from mb_checkpoint.errors import CheckpointFolderError
 from mb_config import ConfigError, Provenance
 from mb_metrics.errors import RunFolderNameError
 from mb_metrics.run.folder import RunFolder

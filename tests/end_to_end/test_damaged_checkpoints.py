@@ -7,13 +7,9 @@ import torch.distributed as dist
 import yaml
 from runs import events, exit_code_of, losses, train_here
 
-from mb_checkpoint import (
-    CheckpointConfig,
-    CheckpointFolderError,
-    CheckpointNotFoundError,
-    resumed_step,
-    verify_last_checkpoint_on_all_ranks,
-)
+from mb_checkpoint import CheckpointConfig, CheckpointNotFoundError
+from mb_checkpoint.errors import CheckpointFolderError
+from mb_checkpoint.load.completion import resumed_step, verify_last_checkpoint_on_all_ranks
 from mb_checkpoint.locks import writer_lock
 
 LAST = "checkpoints/iter_0000006"

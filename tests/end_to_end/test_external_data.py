@@ -7,7 +7,7 @@ import pytest
 import torch
 from runs import losses
 
-from mb_checkpoint import DataloaderStateError
+from mb_checkpoint.errors import DataloaderStateError
 from mb_trainer import pretrain
 from mb_trainer.config import DatasetProvider
 from mb_trainer.requests import read_request

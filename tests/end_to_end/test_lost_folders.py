@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from runs import events, losses, metrics, train_here
 
-from mb_checkpoint import CheckpointSaveError
+from mb_checkpoint.errors import CheckpointSaveError
 from mb_data import IndexedFormatError
 from mb_loop import Callback
 from mb_trainer.errors import RunFolderError

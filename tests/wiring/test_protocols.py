@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from mb_checkpoint import CheckpointManager, DefaultCheckpointManager, RunCheckpointer, SaveOutcome
+    from mb_checkpoint import CheckpointManager, DefaultCheckpointManager, RunCheckpointer
     from mb_checkpoint.context import RerunStateMachineLike, StateLike, TrainStateLike
     from mb_checkpoint.load.run_load import LoadReporter
-    from mb_checkpoint.run_checkpointer import RunStateLike
+    from mb_checkpoint.run_checkpointer import RunStateLike, SaveOutcome
     from mb_checkpoint.state.position_copies import SaveEvent, SaveLike
     from mb_config import DistributedDataParallelConfig, TrainingConfig
     from mb_config.overrides.registration import Recipe

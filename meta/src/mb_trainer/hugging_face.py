@@ -85,7 +85,7 @@ def export_run(
 
     Raises:
         mb_checkpoint.CheckpointNotFoundError: there is no checkpoint, or none that is intact.
-        mb_checkpoint.IncompleteCheckpointError: it is one checkpoint, and damaged.
+        mb_checkpoint.errors.IncompleteCheckpointError: it is one checkpoint, and damaged.
         mb_models.hf.errors.HuggingFaceError: no supported transformers model computes the same result.
         mb_models.peft.errors.PeftError: adapters are requested of a run that has none.
     """

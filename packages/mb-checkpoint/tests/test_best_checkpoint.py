@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from mb_checkpoint import (
     CheckpointConfig,
-    CheckpointConfigError,
-    CheckpointLayoutError,
     RunCheckpointer,
     SavedCheckpoint,
     TorchCheckpointer,
@@ -26,6 +24,7 @@ from mb_checkpoint import (
     stateful_callbacks,
     upload_checkpoint,
 )
+from mb_checkpoint.errors import CheckpointConfigError, CheckpointLayoutError
 from mb_checkpoint.formats.layout import steps_in
 from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.inspect.best import link_best, metric_entry, ranked

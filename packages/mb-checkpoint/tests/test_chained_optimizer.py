@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_checkpoint import CheckpointLayoutError
+from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.megatron.chained_optimizer import fit_chained_state
 
 DENSE = {"wd_mult": 1.0, "is_expert_parallel": False, "lr": 0.1, "step": 3, "params": [0]}

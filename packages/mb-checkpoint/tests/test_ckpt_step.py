@@ -2,8 +2,8 @@
 
 import pytest
 
-from mb_checkpoint import CheckpointConfig, release_ckpt_step
-from mb_checkpoint.load.ckpt_step import start_fields
+from mb_checkpoint import CheckpointConfig
+from mb_checkpoint.load.ckpt_step import release_ckpt_step, start_fields
 
 STARTED = {"event": "resume", "step": 6, "ckpt_step": 6, "load": "run"}
 SAVED = {"event": "save", "step": 9}

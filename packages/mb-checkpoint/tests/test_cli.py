@@ -15,9 +15,10 @@ import torch.distributed.checkpoint as dcp
 import typer
 from typer.testing import CliRunner
 
-from mb_checkpoint import CheckpointFolderError, TorchCheckpointer
+from mb_checkpoint import TorchCheckpointer
 from mb_checkpoint.cli.app import app
 from mb_checkpoint.cli.text import format_bytes, layout_lines
+from mb_checkpoint.errors import CheckpointFolderError
 from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.save.commit import commit, fsync_and_write_manifest, open_staging
 from mb_checkpoint.state.train_state import encode_train_state

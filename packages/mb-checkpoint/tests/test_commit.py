@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import complete_checkpoint
 import pytest
 
-from mb_checkpoint import CheckpointFolderError, check_writable, select_checkpoint, write_atomically
+from mb_checkpoint import select_checkpoint, write_atomically
+from mb_checkpoint.errors import CheckpointFolderError
 from mb_checkpoint.formats import layout
 from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.save.commit import (
+    check_writable,
     commit,
     fsync_and_write_manifest,
     open_staging,

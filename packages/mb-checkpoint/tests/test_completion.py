@@ -4,9 +4,8 @@ import complete_checkpoint
 import pytest
 import torch.distributed as dist
 
-from mb_checkpoint import (
-    CheckpointConfig,
-    CheckpointNotFoundError,
+from mb_checkpoint import CheckpointConfig, CheckpointNotFoundError
+from mb_checkpoint.load.completion import (
     resumed_step,
     verify_last_checkpoint,
     verify_last_checkpoint_on_all_ranks,

@@ -7,20 +7,17 @@ import pytest
 import tiny_work
 from rank_work import error_of
 
-from mb_checkpoint import (
-    DataloaderStateError,
-    PositionCopies,
-    SaveOutcome,
-    position_callbacks,
-    read_dataloader_state,
-)
+from mb_checkpoint.errors import DataloaderStateError
+from mb_checkpoint.run_checkpointer import SaveOutcome
 from mb_checkpoint.state.dataloader import (
     align_chunk_positions,
     encode_position,
     position_file_name,
     positioned,
+    read_dataloader_state,
     warn_without_position,
 )
+from mb_checkpoint.state.position_copies import PositionCopies, position_callbacks
 
 
 class Stream:

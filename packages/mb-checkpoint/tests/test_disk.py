@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from mb_checkpoint import FailedSave, TorchCheckpointer, select_checkpoint, verify_checkpoint
+from mb_checkpoint import TorchCheckpointer, select_checkpoint, verify_checkpoint
+from mb_checkpoint.context import FailedSave
 from mb_checkpoint.errors import CheckpointFolderError
 from mb_checkpoint.locks import WRITER_FILE, writer_lock
 

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from mb_checkpoint import ManifestError
-from mb_checkpoint.errors import cause_of, file_problem, first_of
+from mb_checkpoint.errors import ManifestError, cause_of, file_problem, first_of
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

@@ -9,8 +9,6 @@ import torch
 
 from mb_checkpoint import (
     CheckpointNotFoundError,
-    IncompleteCheckpointError,
-    StoredTensor,
     describe_checkpoint,
     diff_checkpoints,
     list_checkpoints,
@@ -18,7 +16,8 @@ from mb_checkpoint import (
     select_checkpoint,
     verify_checkpoint,
 )
-from mb_checkpoint.errors import DamagedCheckpointError
+from mb_checkpoint.errors import DamagedCheckpointError, IncompleteCheckpointError
+from mb_checkpoint.inspect.inspection import StoredTensor
 from mb_checkpoint.inspect.trackers import check_trackers
 from mb_checkpoint.locks import writer_lock
 from mb_checkpoint.save.commit import open_staging

@@ -7,12 +7,8 @@ from contextlib import ExitStack
 import complete_checkpoint
 import pytest
 
-from mb_checkpoint import (
-    CheckpointFolderError,
-    CheckpointNotFoundError,
-    IncompleteCheckpointError,
-    TrainStateError,
-)
+from mb_checkpoint import CheckpointNotFoundError
+from mb_checkpoint.errors import CheckpointFolderError, IncompleteCheckpointError, TrainStateError
 from mb_checkpoint.inspect.integrity import first_intact, newest_intact, require_newest_intact
 from mb_checkpoint.load.select import select_checkpoint
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_checkpoint import ManifestError
+from mb_checkpoint.errors import ManifestError
 from mb_checkpoint.formats.manifest import (
     CHUNK_BYTES,
     FileEntry,

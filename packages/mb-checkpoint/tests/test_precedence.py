@@ -3,7 +3,8 @@
 import complete_checkpoint
 import pytest
 
-from mb_checkpoint import CheckpointConfig, CheckpointNotFoundError, IncompleteCheckpointError
+from mb_checkpoint import CheckpointConfig, CheckpointNotFoundError
+from mb_checkpoint.errors import IncompleteCheckpointError
 from mb_checkpoint.load.sources import find_checkpoint, resumes_by_tracker
 
 NON_PERSISTENT = {"non_persistent_ckpt_type": "global"}

@@ -6,17 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from mb_checkpoint import (
-    CheckpointSaveError,
-    FailedSave,
-    LoadedCheckpoint,
-    ManagerStateError,
-    RunCheckpointer,
-    SavedCheckpoint,
-    SaveOutcome,
-    ScheduledSave,
-    SkippedCheckpoint,
-)
+from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, SavedCheckpoint
+from mb_checkpoint.context import FailedSave, ScheduledSave
+from mb_checkpoint.errors import CheckpointSaveError, ManagerStateError
+from mb_checkpoint.load.select import SkippedCheckpoint
+from mb_checkpoint.run_checkpointer import SaveOutcome
 
 ROOT = Path("/checkpoints")
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import complete_checkpoint
 import pytest
 
-from mb_checkpoint import CheckpointNotFoundError, IncompleteCheckpointError, select_checkpoint
+from mb_checkpoint import CheckpointNotFoundError, select_checkpoint
+from mb_checkpoint.errors import IncompleteCheckpointError
 from mb_checkpoint.formats.layout import WEIGHTS
 from mb_checkpoint.load.select import find_problems
 

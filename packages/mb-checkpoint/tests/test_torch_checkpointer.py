@@ -14,19 +14,20 @@ from torch import nn
 
 from mb_checkpoint import (
     CheckpointConfig,
-    CheckpointConfigError,
-    CheckpointFolderError,
-    CheckpointLayoutError,
     CheckpointNotFoundError,
-    CheckpointSaveError,
-    CheckpointShapeError,
-    FailedSave,
-    ScheduledSave,
     TorchCheckpointer,
     describe_checkpoint,
     list_checkpoints,
     read_train_state,
     verify_checkpoint,
+)
+from mb_checkpoint.context import FailedSave, ScheduledSave
+from mb_checkpoint.errors import (
+    CheckpointConfigError,
+    CheckpointFolderError,
+    CheckpointLayoutError,
+    CheckpointSaveError,
+    CheckpointShapeError,
 )
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2_loop.py"

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mb_checkpoint import TrainStateError, read_train_state
+from mb_checkpoint import read_train_state
+from mb_checkpoint.errors import TrainStateError
 from mb_checkpoint.state.train_state import FLOPS, decode_train_state, encode_train_state
 
 COUNTERS = {

@@ -20,20 +20,15 @@ from torch.distributed.checkpoint.planner import (
 
 pytest.importorskip("megatron.core", reason="needs the mcore extra")
 
-from mb_checkpoint import (
-    DataloaderStateError,
-    UnsafeCheckpointError,
-    list_checkpoints,
-    read_dataloader_state,
-    trusted,
-)
+from mb_checkpoint import UnsafeCheckpointError, list_checkpoints
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.formats.trust import is_trusted
+from mb_checkpoint.errors import DataloaderStateError
+from mb_checkpoint.formats.trust import is_trusted, trusted
 from mb_checkpoint.formats.unpickling import load_object, read_metadata, weights_only
 from mb_checkpoint.load.load import trusted_folders
 from mb_checkpoint.load.select import find_problems, read_tensor_index
 from mb_checkpoint.megatron.shards import read_entries, read_index
-from mb_checkpoint.state.dataloader import encode_position, position_file_name
+from mb_checkpoint.state.dataloader import encode_position, position_file_name, read_dataloader_state
 
 
 class Payload:

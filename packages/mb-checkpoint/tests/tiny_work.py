@@ -121,7 +121,7 @@ def rewrite_manifest(path):
     """Replace the manifest by one of the current files of the folder."""
     from dataclasses import replace
 
-    from mb_checkpoint import read_manifest
+    from mb_checkpoint.formats.manifest import read_manifest
     from mb_checkpoint.save.commit import fsync_and_write_manifest
 
     facts = replace(read_manifest(path), files=())
@@ -149,7 +149,7 @@ def save_lost_stream(folder):
 
 def layout_of_modules(folder):
     """Save a model whose modules have separate ranks; return the manifest's layout."""
-    from mb_checkpoint import read_manifest
+    from mb_checkpoint.formats.manifest import read_manifest
 
     run = run_of(folder, 10)
     run.groups.module_layouts = {

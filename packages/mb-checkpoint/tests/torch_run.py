@@ -8,7 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from mb_checkpoint import CheckpointConfig, ScheduledSave, TorchCheckpointer
+from mb_checkpoint import CheckpointConfig, TorchCheckpointer
+from mb_checkpoint.context import ScheduledSave
 
 
 class TorchRun:

@@ -20,10 +20,9 @@ from mb_checkpoint import (
     DefaultCheckpointManager,
     RunCheckpointer,
     create_checkpoint_manager,
-    resumed_step,
     stateful_callbacks,
-    verify_last_checkpoint_on_all_ranks,
 )
+from mb_checkpoint.load.completion import resumed_step, verify_last_checkpoint_on_all_ranks
 from mb_checkpoint.state.dataloader import warn_without_position
 from mb_config import non_default_values
 from mb_config.megatron_lm.arguments import megatron_arguments

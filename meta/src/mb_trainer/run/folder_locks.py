@@ -66,7 +66,7 @@ class FolderLocks:
 
         Raises:
             mb_trainer.errors.RunFolderError: another trainer uses the run folder.
-            mb_checkpoint.CheckpointFolderError: another trainer saves to the same checkpoint folder.
+            mb_checkpoint.errors.CheckpointFolderError: another trainer saves to the same checkpoint folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if folder in self._roots:
@@ -118,7 +118,7 @@ def locked_folders(job: Job, *, alert: Callable[[str], object]) -> Iterator[Fold
 
     Raises:
         mb_trainer.errors.RunFolderError: another trainer uses the run folder.
-        mb_checkpoint.CheckpointFolderError: another trainer saves to the same checkpoint folder.
+        mb_checkpoint.errors.CheckpointFolderError: another trainer saves to the same checkpoint folder.
     """
     if job.unwritable_reason is not None or job.world.rank != 0:
         yield None

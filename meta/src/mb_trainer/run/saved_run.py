@@ -7,9 +7,10 @@ from typing import Any, Self
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_checkpoint import SelectedCheckpoint, load_model_weights
+from mb_checkpoint import load_model_weights
 from mb_checkpoint.formats.converted_weights import convert_once
 from mb_checkpoint.inspect.integrity import require_newest_intact
+from mb_checkpoint.load.select import SelectedCheckpoint
 from mb_data import load_saved_tokenizer
 from mb_data.tokenizers.base import Tokenizer
 from mb_models.training.unsharded import unshard

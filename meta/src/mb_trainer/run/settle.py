@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import ResumeStatus, check_writable, resume_status
-from mb_checkpoint.save.commit import unwritable_reason
+from mb_checkpoint import resume_status
+from mb_checkpoint.load.run_status import ResumeStatus
+from mb_checkpoint.save.commit import check_writable, unwritable_reason
 from mb_config import Provenance, SavedSettings
 from mb_config.overrides.saved_settings import changed_settings_message
 from mb_config.preflight.run import PreflightResult

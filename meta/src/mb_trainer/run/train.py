@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 
-from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, position_callbacks
+from mb_checkpoint import LoadedCheckpoint, RunCheckpointer
 from mb_checkpoint.save.exported_weights import hugging_face_copies
+from mb_checkpoint.state.position_copies import position_callbacks
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
 from mb_launch.ranks.failures import stop_was_requested

@@ -138,7 +138,7 @@ def finetune(
     Arguments, result and further errors are those of `pretrain`.
 
     Raises:
-        mb_checkpoint.CheckpointConfigError: `checkpoint.pretrained_checkpoint` is not set.
+        mb_checkpoint.errors.CheckpointConfigError: `checkpoint.pretrained_checkpoint` is not set.
     """
     require_weights(config.checkpoint)
     return pretrain(config, forward_step_func, callbacks, **options)

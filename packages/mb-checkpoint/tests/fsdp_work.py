@@ -102,7 +102,7 @@ def overlapping():
 
     rank = torch.distributed.get_rank()
     entry = Shard(data=torch.ones(3), offsets=(rank,), shape=(6,))
-    ShardPlanner(to_lowest=False, constant=False).divide({"weight": entry})
+    ShardPlanner(to_lowest=False).divide({"weight": entry})
 
 
 def same_plan():
@@ -113,7 +113,7 @@ def same_plan():
 
     rank = torch.distributed.get_rank()
     entries = {"own": Shard(data=torch.ones(2), offsets=(2 * rank,), shape=(4,)), "shared": "text"}
-    planner = ShardPlanner(to_lowest=True, constant=True)
+    planner = ShardPlanner(to_lowest=True)
     plans = [planner.divide(each)[0] for each in (entries, entries, {**entries, "other": rank})]
     return plans[0] is plans[1], [sorted(item.index.fqn for item in plan) for plan in plans]
 

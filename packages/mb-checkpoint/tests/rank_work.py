@@ -516,3 +516,86 @@ def moved_part(shape, section, steps):
     losses = run.train(steps)
     run.save()
     return losses, run.fingerprint(), loaded
+
+
+OBJECT_COLLECTIVES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+
+
+def collectives_of_saves(shape, section, saves):
+    """Save repeatedly; return for each save the number of collectives that send objects, by name, and their bytes."""
+    import pickle
+    from collections import Counter
+
+    import torch.distributed as dist
+
+    run, counted = new_run(shape, **section), Counter()
+
+    def counting(name, function):
+        def call(*args, **options):
+            sent = args[1] if name == "all_gather_object" else [*args, *options.values()][0]
+            counted[name] += 1
+            counted["bytes"] += len(pickle.dumps(sent))
+            return function(*args, **options)
+
+        return call
+
+    for name in OBJECT_COLLECTIVES:
+        setattr(dist, name, counting(name, getattr(dist, name)))
+    found = []
+    for _ in range(saves):
+        run.train(1)
+        counted.clear()
+        run.save()
+        found.append(dict(counted))
+    return found
+
+
+def plans_of_states(constant):
+    """Plan twice with equal tensors and once with one more; return the keys of the index, and those of this rank."""
+    from pathlib import Path
+    from tempfile import mkdtemp
+
+    import torch
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    from mb_checkpoint.megatron.plan import TorchDistSavePlanner
+
+    rank, found = torch.distributed.get_rank(), []
+    planner = TorchDistSavePlanner(sharing=torch.distributed.group.WORLD, writers=1, constant=constant)
+    for names in (["a", "b"], ["a", "b"], ["a", "b", "c"]):
+        state = {
+            name: ShardedTensor.from_rank_offsets(name, torch.ones(2), replica_id=rank) for name in names
+        }
+        plan = planner.plan(state, Path(mkdtemp()), metadata={}, validate=True)
+        index = None if plan.index is None else sorted(plan.index.state_dict_metadata)
+        written = sorted(piece.index.fqn for file in plan.files for piece in file.pieces)
+        found.append((index, written))
+    return found
+
+
+def tensor_that_no_rank_writes():
+    """Plan a tensor of which every rank is a replica; return the errors."""
+    from pathlib import Path
+    from tempfile import mkdtemp
+
+    import torch
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    from mb_checkpoint.megatron.plan import TorchDistSavePlanner
+
+    state = {"a": ShardedTensor.from_rank_offsets("a", torch.ones(2), replica_id=1)}
+    TorchDistSavePlanner(sharing=None, writers=1, constant=False).plan(
+        state, Path(mkdtemp()), metadata={}, validate=True
+    )
+
+
+def objects_beside_a_group_of_devices():
+    """Return what ranks gather in a group without a backend for the host, and whether its gloo group is opened once."""
+    import torch.distributed as dist
+
+    from mb_checkpoint.collectives import gather_in, host_group
+
+    group = dist.new_group(backend="cuda:gloo")
+    values = gather_in(dist.get_rank(), group)
+    opened = host_group(group)
+    return values, opened is not group, host_group(group) is opened, host_group() is dist.group.WORLD

@@ -1,13 +1,16 @@
 """Work on one or every rank, with result and failure sent to all ranks, so that none blocks on a failed one.
 
-A process without a process group is a single rank.
+A process without a process group is a single rank. Objects travel through host memory (`host_group`).
 """
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from mb_checkpoint.errors import CheckpointReadError, cause_of
@@ -38,6 +41,31 @@ def number_of_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Process group -> the gloo group of the same ranks."""
+
+
+def host_group(group: Any | None = None) -> Any:
+    """Return a process group of the same ranks that sends from host memory: the group itself, or a gloo group.
+
+    NCCL alone takes objects through GPU memory: N times the largest one on each rank, and channels from the first rank
+    to all others that are never freed. Collective over the ranks of the group, which is opened at the first call.
+
+    Args:
+        group: The process group; None: the default one.
+    """
+    group = dist.group.WORLD if group is None else group
+    if "cpu:" in dist.get_backend_config(group):
+        return group
+    if group not in _host_groups:
+        # A rank connects to its neighbours in a ring when they first communicate, and not to all others at once.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+        _host_groups[group] = dist.new_group(
+            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+        )
+    return _host_groups[group]
+
+
 def on_rank_zero(work: Callable[[], T]) -> T:
     """Run `work` on global rank 0 and return its result on every rank; its exception is raised on every rank.
 
@@ -52,7 +80,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
             outcome[0] = work()
         except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
             outcome[1] = error if _is_picklable(error) else RuntimeError(cause_of(error))
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=host_group())
     if isinstance(outcome[1], BaseException):
         raise outcome[1]
     return outcome[0]  # type: ignore[return-value]  # rank 0 put a T there
@@ -81,8 +109,8 @@ def on_every_rank(work: Callable[[], T]) -> T:
         results.append(work())
     except Exception as error:  # noqa: BLE001  # not swallowed: raised below, here and on every other rank
         failure, cause = cause_of(error), error
-    failures = [f"rank {rank}: {text}" for rank, text in enumerate(gather(failure)) if text]
-    if failures:
+    if any_rank(bool(failure)):
+        failures = [f"rank {rank}: {text}" for rank, text in enumerate(gather(failure)) if text]
         raise RanksFailedError("; ".join(failures[:MAX_RANKS_NAMED])) from cause
     return results[0]
 
@@ -107,19 +135,47 @@ def read_on_all_ranks(path: Path, read: Callable[[], T], *, after: str = "nothin
         ) from error
 
 
+def any_rank(flag: bool) -> bool:
+    """Return whether a flag is set on any rank. Collective over the default group; 8 bytes, whatever its size."""
+    return bool(highest([int(flag)])[0])
+
+
+def highest(values: list[int]) -> list[int]:
+    """Return the highest of the values of all ranks at each position. Collective over the default group.
+
+    Args:
+        values: Numbers of 63 bits, as many on each rank.
+    """
+    if not dist.is_initialized():
+        return values
+    numbers = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=host_group())
+    return numbers.tolist()
+
+
 def gather(value: T) -> list[T]:
-    """Return the value of each rank, in rank order. Collective over the default group."""
+    """Return the value of each rank, in rank order. Collective over the default group.
+
+    Each rank receives the values of all: for small ones, or where few of them are not empty.
+    """
     if not dist.is_initialized():
         return [value]
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]  # every entry is filled
+    return gather_in(value, None)
+
+
+def gather_on_rank_zero(value: T) -> list[T]:
+    """Return the value of each rank on rank 0, in rank order, and an empty list on the others. Collective."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values, group=host_group())
+    return values or []  # type: ignore[return-value]  # every entry is filled
 
 
 def gather_in(value: T, group: Any) -> list[T]:
-    """Return the value of each rank of a process group, in its order. Collective over the group."""
+    """Return the value of each rank of a process group, in its order. Collective over the group; None: the default."""
     values: list[T | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
+    dist.all_gather_object(values, value, group=host_group(group))
     return values  # type: ignore[return-value]  # every entry is filled
 
 

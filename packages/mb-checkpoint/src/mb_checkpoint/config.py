@@ -47,7 +47,9 @@ class CheckpointConfig(StrictFields):
     ckpt_fully_parallel_save_process_group: Literal["dp", "ep_dp"] = "dp"
     """Ranks that share the writing: data-parallel (with context-parallel), or expert data-parallel."""
     ckpt_assume_constant_structure: bool = False
-    """Plan the first save only and reuse the plan, because the set of tensors does not change."""
+    """Reuse the plan of the first save without a comparison. False: the ranks compare their tensors with those of the
+    previous save, which takes one number of each, and plan again if one of them differs. The fsdp_dtensor layout always
+    compares."""
     dist_ckpt_optim_fully_reshardable: bool = False
     """Store the distributed optimizer in a form that any parallel layout can read, not only another data-parallel
     size."""

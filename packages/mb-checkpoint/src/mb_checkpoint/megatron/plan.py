@@ -6,8 +6,12 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.exchange_utils import determine_main_replica_uniform_distribution
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    distribute_main_replicas_with_precomputed_distribution,
+)
 from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
@@ -15,8 +19,11 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from megatron.core.dist_checkpointing.validation import validate_sharding_integrity
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
+from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.save.write_plan import WritePlan, split_by_size
 from mb_checkpoint.save.writing import DataFile, Piece
@@ -25,21 +32,16 @@ BACKEND = CheckpointingConfig("torch_dist", 1)
 
 
 class TorchDistSavePlanner:
-    """Planner of the saves of one run.
+    """Planner of the saves of one run, which plans again only if the tensors of a rank differ from the previous save.
 
     Args:
-        dp_cp: Ranks that share the writing of replicated data; None: the first of them writes it.
+        sharing: Ranks that share the writing of replicated data; None: the first of them writes it.
         writers: Number of files of each rank, each with its own thread.
-        constant: Plan once, because every save has the same tensors.
+        constant: Do not compare the tensors, because every save has the same ones.
     """
 
-    def __init__(self, *, dp_cp: Any | None, writers: int, constant: bool) -> None:
-        strategy = _PlanningStrategy("torch_dist", 1, thread_count=writers, cached_metadata=constant)
-        self._strategy: Any = (
-            strategy
-            if dp_cp is None
-            else FullyParallelSaveStrategyWrapper(strategy, dp_cp, do_cache_distribution=constant)
-        )
+    def __init__(self, *, sharing: Any | None, writers: int, constant: bool) -> None:
+        self._strategy = _PlanningStrategy(sharing=sharing, writers=writers, constant=constant)
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
@@ -50,14 +52,15 @@ class TorchDistSavePlanner:
             state: The state dict; it is consumed.
             directory: The empty folder that will receive it.
             metadata: Layout of its content, which is stored with it.
-            validate: Check that the ranks' pieces cover each tensor exactly once.
+            validate: Check that the ranks' pieces cover each tensor exactly once, if they are planned again.
         """
+        self._strategy.validate = validate
         with quiet():
             plan: WritePlan = dist_checkpointing.save(
                 state,
                 str(directory),
                 self._strategy,
-                validate_access_integrity=validate,
+                validate_access_integrity=False,  # each rank would receive the pieces of all
                 async_sharded_save=True,
                 content_metadata=metadata,
             )
@@ -67,32 +70,55 @@ class TorchDistSavePlanner:
 class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron has no types
     """Megatron's torch_dist strategy, up to the point where it would stage and write tensors."""
 
-    cached_central_plan: Any
-    cached_local_plan: Any
-    validated_cache_reuse: Any
+    def __init__(self, *, sharing: Any | None, writers: int, constant: bool) -> None:
+        super().__init__("torch_dist", 1, thread_count=writers)
+        self._sharing = sharing
+        self._constant = constant
+        self._structure: list[Any] | None = None
+        self._distribution: Any = None
+        self._plans: tuple[SavePlan, SavePlan, bool] | None = None
+        self._index: Metadata | None = None
+        self.validate = True
 
     def async_save(
         self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore"
     ) -> WritePlan:
+        structure = [part.without_data() for part in nested_values(sharded_state_dict)]
+        is_new = self._structure is None or (not self._constant and any_rank(structure != self._structure))
+        if is_new:
+            self._structure = self._plans = None
+            if self.validate:
+                self._validate(structure, sharded_state_dict)
+            self._distribution = self._new_distribution(sharded_state_dict)
+        if self._sharing is not None:
+            distribute_main_replicas_with_precomputed_distribution(
+                sharded_state_dict, self._sharing, self._distribution
+            )
         by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
         writer = _PlanningWriter(checkpoint_dir, thread_count=self.thread_count)
-        cached = self.cached_central_plan, self.cached_local_plan, self.validated_cache_reuse
-        (_, index, _), central, local, reuse, _ = save_state_dict_async_plan(
+        (_, index, _), central, local, _, _ = save_state_dict_async_plan(
             mcore_to_pyt_state_dict(by_key, False),
             writer,
-            None,
+            host_group(),
             0,
             planner=MCoreSavePlanner(
                 dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False
             ),
-            cached_ckpt_structure=cached if self.use_cached_ckpt_structure else None,
+            cached_ckpt_structure=self._plans,
         )
-        self.cached_central_plan, self.cached_local_plan, self.validated_cache_reuse = central, local, reuse
-        if index is not None:
-            self.cached_global_metadata = index
-        elif self.use_cached_ckpt_structure:
-            index = self.cached_global_metadata
-        return WritePlan(files=writer.files, index=index)
+        if is_new:
+            self._structure, self._plans, self._index = structure, (central, local, True), index
+        return WritePlan(files=writer.files, index=self._index)
+
+    def _validate(self, structure: list[Any], state: Any) -> None:
+        validate_sharding_integrity([], state["common_state"].data)  # warns of ranks that differ
+        pieces = gather_on_rank_zero(structure)
+        on_rank_zero(lambda: validate_sharding_integrity(pieces))
+
+    def _new_distribution(self, state: Any) -> Any:
+        if self._sharing is None:
+            return None
+        return determine_main_replica_uniform_distribution(state, host_group(self._sharing))
 
 
 class _PlanningWriter(FileSystemWriterAsync):  # type: ignore[misc]  # Megatron has no types

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
+from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.formats.unpickling import SafeFileSystemReader, load_object, read_metadata
 
 
@@ -64,17 +64,17 @@ def full_shard(tensor: torch.Tensor) -> Shard:
 class ShardPlanner:
     """Distribution of the writing over ranks: each replicated entry is written by one of its holders.
 
+    It is planned once, as long as every rank has the same entries.
+
     Args:
         to_lowest: The first rank that has an entry writes it, instead of the one with the least data.
-        constant: Plan once, as long as every rank has the same entries.
     """
 
-    def __init__(self, *, to_lowest: bool, constant: bool) -> None:
+    def __init__(self, *, to_lowest: bool) -> None:
         self._planner = DefaultSavePlanner(
             flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=to_lowest
         )
-        self._constant = constant
-        self._requested: list[WriteItem] = []
+        self._requested: list[WriteItem] | None = None
         self._assigned: list[WriteItem] = []
         self._index: Metadata | None = None
 
@@ -89,28 +89,24 @@ class ShardPlanner:
             for name, entry in entries.items()
             if not isinstance(entry, Shard) or entry.data.numel() or 0 in entry.shape
         ]
-        if not (self._constant and all(gather(bool(self._requested) and requested == self._requested))):
+        if any_rank(requested != self._requested):
             self._assigned = self._divided(SavePlan(requested))
             self._requested = requested
         return self._assigned, self._index
 
     def _divided(self, plan: SavePlan) -> list[WriteItem]:
-        first, alone = own_rank() == 0, not dist.is_initialized()
-        plans: list[Any] | None = [None] * number_of_ranks() if first else None
-        if alone:
-            plans = [plan]
-        else:
-            dist.gather_object(plan, plans)
+        plans = gather_on_rank_zero(plan)
         shares: list[SavePlan] = []
 
         def divide() -> None:
-            global_plans, self._index = self._planner.create_global_plan(plans or [])
+            global_plans, self._index = self._planner.create_global_plan(plans)
             shares.extend(global_plans)
 
         on_rank_zero(divide)
-        mine: list[Any] = shares if alone else [None]
-        if not alone:
-            dist.scatter_object_list(mine, shares if first else None)
+        mine: list[Any] = shares
+        if dist.is_initialized():
+            mine = [None]
+            dist.scatter_object_list(mine, shares or None, group=host_group())
         assigned: SavePlan = mine[0]
         return list(assigned.items)
 

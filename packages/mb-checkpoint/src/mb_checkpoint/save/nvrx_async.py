@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_supp
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy, get_async_strategy
 from torch.distributed.checkpoint.api import CheckpointException
 
+from mb_checkpoint.collectives import host_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
@@ -54,7 +55,11 @@ class NvrxWriter:
             cached_metadata=config.ckpt_assume_constant_structure,
             cpu_shm_mode=config.async_ckpt_use_cpu_shm,
         )
-        self._strategy: Any = strategy if dp_cp is None else FullyParallelSaveStrategyWrapper(strategy, dp_cp)
+        self._strategy: Any = strategy
+        if dp_cp is not None:
+            self._strategy = FullyParallelSaveStrategyWrapper(
+                strategy, host_group(dp_cp), do_cache_distribution=config.ckpt_assume_constant_structure
+            )
         persistent = torch.cuda.is_available()  # its persistent process divides by the number of GPUs
         self._queue: Any = get_async_strategy("nvrx", module="AsyncCallsQueue")[1](persistent=persistent)
         self._finisher = finisher

@@ -213,7 +213,7 @@ def new_planner(config: CheckpointConfig, groups: CheckpointGroups) -> PlannerLi
     if config.ckpt_format == fsdp.FORMAT:
         return ShardSavePlanner(config)
     return mcore_plan.TorchDistSavePlanner(
-        dp_cp=writing_group(config, groups),
+        sharing=writing_group(config, groups),
         writers=config.storage_writers_per_rank,
         constant=config.ckpt_assume_constant_structure,
     )

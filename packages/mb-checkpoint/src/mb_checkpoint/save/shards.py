@@ -19,9 +19,7 @@ class ShardSavePlanner:
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
-        self._planner = ShardPlanner(
-            to_lowest=not config.fully_parallel_save, constant=config.ckpt_assume_constant_structure
-        )
+        self._planner = ShardPlanner(to_lowest=not config.fully_parallel_save)
         self._writers = config.dist_ckpt_workers if config.async_save else config.storage_writers_per_rank
 
     def plan(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import gather, gather_in, require_process_group
+from mb_checkpoint.collectives import gather_in, highest, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, COUNTERS, PLAIN
@@ -122,5 +122,12 @@ def _random_state(groups: CheckpointGroups) -> tuple[dict[str, object], bool]:
     """
     state = collect_rng_state(mcore.MegatronRng())
     state.setdefault("cuda_rng_state", state["torch_rng_state"])
-    positions = gather((groups.pp.rank(), groups.tp.rank(), rng_digest(state)))
-    return state, len(set(positions)) > len({position[:2] for position in positions})
+    digest = int(rng_digest(state)[:15], 16)
+    count, own = groups.pp.size() * groups.tp.size(), groups.pp.rank() * groups.tp.size() + groups.tp.rank()
+    # The highest digest at each position and, negative, the lowest: they differ where replicas do.
+    numbers = [-(2**62)] * (2 * count)
+    numbers[own], numbers[count + own] = digest, -digest
+    numbers = highest(numbers)
+    return state, any(
+        high != -low for high, low in zip(numbers[:count], numbers[count:], strict=True) if low > -(2**62)
+    )

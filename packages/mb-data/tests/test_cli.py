@@ -69,6 +69,87 @@ def test_build_replaces_a_pair_only_on_request(folder):
     assert f"  data_path: {folder / 'play'}\n" in out
 
 
+def shard_arguments(tmp_path, *more):
+    lines = "".join(f'{{"text": "document {number % 30}"}}\n' for number in range(60))
+    (tmp_path / "a.jsonl").write_text(lines)
+    inputs = ["--input", tmp_path / "a.jsonl", "--tokenizer", "ByteTokenizer", "--out", tmp_path / "mine"]
+    return ["build", *inputs, "--shard-size", "400B", "--workers", 1, *more]
+
+
+def test_build_of_shards_goes_on_and_is_shown(tmp_path):
+    code, out, err = mb_data(*shard_arguments(tmp_path, "--deduplicate", "--min-chars", 11))
+    assert (code, err) == (0, "")
+    assert f"{tmp_path / 'mine'}: 20 documents, 240 tokens (uint16)\n  4 shards\n" in out
+    assert "  dropped 20: shorter than 11 characters\n    document 0\n" in out
+    assert "  dropped 20: duplicate\n" in out
+    assert f"  data_path: {tmp_path / 'mine'}\n" in out
+    _, out, _ = mb_data(*shard_arguments(tmp_path, "--deduplicate", "--min-chars", 11, "--json"))
+    result = json.loads(out)
+    assert (result["documents"], result["shards"], result["built"]) == (
+        20,
+        4,
+        4,
+    )  # the input was written again
+    code, out, _ = mb_data("show", tmp_path / "mine", 3, "--tokenizer", "ByteTokenizer")
+    assert f"document 3 of 20, 12 tokens, from {tmp_path / 'a.jsonl'}:14\n" in out
+    assert mb_data("verify", tmp_path / "mine", "--tokenizer", "ByteTokenizer")[0] == 0
+    _, out, _ = mb_data("stats", tmp_path / "mine")
+    assert "0.92 bytes of text per token" in out
+    assert f"100.00% {'#' * 40} {tmp_path / 'a.jsonl'}\n" in out
+
+
+def test_stats_show_the_largest_sources(tmp_path):
+    for number in range(25):
+        (tmp_path / f"{number:02}.txt").write_text("x" * (100 - number))
+    arguments = ["--input", tmp_path, "--tokenizer", "ByteTokenizer", "--out", tmp_path / "mine"]
+    assert mb_data("build", *arguments, "--shard-size", "1KiB")[0] == 0
+    lines = mb_data("stats", tmp_path / "mine")[1].splitlines()
+    assert lines[-21].endswith("/00.txt")
+    assert lines[-1].endswith(" of 5 other files; --json has all")
+
+
+def test_a_pair_replaces_shards_and_shards_a_pair_on_request(tmp_path):
+    assert mb_data(*shard_arguments(tmp_path))[0] == 0
+    pair = shard_arguments(tmp_path)[:7]
+    code, _, err = mb_data(*pair)
+    assert (code, err.startswith(f"error: {tmp_path / 'mine'}.idx: exists already.")) == (1, True)
+    assert mb_data(*pair, "--overwrite")[0] == 0
+    assert not (tmp_path / "mine.shards").exists()
+    code, _, err = mb_data(*shard_arguments(tmp_path))
+    assert (code, err.startswith(f"error: {tmp_path / 'mine'}.bin: exists already.")) == (1, True)
+    assert mb_data(*shard_arguments(tmp_path, "--overwrite"))[0] == 0
+    assert not (tmp_path / "mine.bin").exists()
+    assert mb_data("verify", tmp_path / "mine")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--shard-size", "much"],
+            "--shard-size: 'much' is no size. Write it as 1GiB, 512MiB or a number of bytes.",
+        ),
+        (
+            ["--shard-size", "0"],
+            "--shard-size: '0' is no size. Write it as 1GiB, 512MiB or a number of bytes.",
+        ),
+        (["--bad-lines", "keep"], "--bad-lines: 'keep' is neither stop nor skip. Use one of them."),
+    ],
+)
+def test_build_rejects_options_without_meaning(tmp_path, options, message):
+    code, _, err = mb_data(*shard_arguments(tmp_path, *options))
+    assert (code, err) == (2, f"error: {message}\n")
+
+
+def test_a_pair_is_not_written_to_object_storage(tmp_path):
+    arguments = shard_arguments(tmp_path)[:5]
+    code, _, err = mb_data(*arguments, "--out", "s3://bucket/mine")
+    assert (code, "s3://bucket/mine is in object storage, to which only shards are written" in err) == (
+        2,
+        True,
+    )
+
+
 def test_build_without_a_tokenizer_file(tmp_path):
     (tmp_path / "text.txt").write_text("to be")
     pair = ["--tokenizer", "ByteTokenizer", "--out", tmp_path / "bytes"]

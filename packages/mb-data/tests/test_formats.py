@@ -22,7 +22,8 @@ from mb_data import (
 )
 from mb_data.errors import FormatLibraryError
 from mb_data.finetuning.files import sample_files
-from mb_data.text.documents import input_files, read_chunks
+from mb_data.text.documents import read_chunks
+from mb_data.text.input_files import input_files
 from mb_data.text.sources import read_documents, read_sources
 
 ROWS = [{"text": "a", "number": "1"}, {"text": "", "number": "2"}, {"text": 'b"\nä', "number": "3"}]
@@ -179,7 +180,7 @@ def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path, name):
     tracemalloc.start()
     try:
         with pytest.raises(BadDocumentError, match=rf"{name}:2: the line has more than 64 MiB"):
-            [*read_chunks([tmp_path / name], chunk_bytes=1)]
+            [rows for chunk in read_chunks([tmp_path / name], chunk_bytes=1) for rows in chunk.objects()]
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()

@@ -21,10 +21,13 @@ from mb_data import (
     SentinelTokenizer,
     TextCorpusConfig,
     TokenizerError,
+    build_indexed,
     load_tokenizer,
     prepare_corpus,
 )
 from mb_data.config import DataloaderConfig
+from mb_data.text.shards.build import build_shards
+from mb_data.text.shards.engines import select_engine
 
 mb_host = pytest.importorskip("mb_host", reason="needs the test group")
 mb_host.install()
@@ -361,3 +364,62 @@ def test_our_fields_are_megatrons():
     }
     different = {name for name in ours.keys() & theirs.keys() if ours[name].default != theirs[name].default}
     assert different == {"random_seed"}
+
+
+class TestShards:
+    """A sharded data set is trained on like the pair with the same documents."""
+
+    @pytest.fixture
+    def prefixes(self, tmp_path):
+        lines = tmp_path / "a.jsonl"
+        lines.write_text(
+            "".join(f'{{"text": "{"text of a document " * (number % 4)}{number}"}}\n' for number in range(80))
+        )
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "pair")
+        engine = select_engine("local", workers=1)
+        for name, size in (("few", 2000), ("many", 150)):
+            values = {"tokenizer": "ByteTokenizer", "engine": engine, "shard_bytes": size}
+            build_shards([lines], prefix=str(tmp_path / name), **values)
+        return [str(tmp_path / name) for name in ("pair", "few", "many")]
+
+    def test_the_samples_are_those_of_the_pair(self, prefixes, tmp_path):
+        samples = []
+        for prefix in prefixes:
+            train, valid, _ = build(data_path=prefix, path_to_cache=str(tmp_path / "cache"))
+            samples.append([tokens_of(train), tokens_of(valid)])
+            again = pickle.loads(pickle.dumps(train))
+            assert tokens_of(again) == tokens_of(train)
+        assert samples[0] == samples[1] == samples[2]
+
+    def test_workers_of_a_loader_read_shards(self, prefixes, tmp_path):
+        train, _, _ = build(data_path=prefixes[2], path_to_cache=str(tmp_path / "cache"))
+        loader = DataLoader(train, batch_size=4, num_workers=2, shuffle=False)
+        read = [row for batch in loader for row in batch["tokens"].tolist()]
+        assert read == tokens_of(train)
+
+    def test_a_shard_that_is_cut_short_is_named_before_it_is_read(self, prefixes, tmp_path):
+        train, _, _ = build(data_path=prefixes[2], path_to_cache=str(tmp_path / "cache"))
+        tokens_of(train)
+        shard = tmp_path / "many.shards" / "shard-00003.bin"
+        os.truncate(shard, shard.stat().st_size // 2)
+        with pytest.raises(IndexedFormatError, match=r"shard-00003\.bin: was cut short from"):
+            tokens_of(train)
+
+    def test_a_blend_of_pairs_and_shards_starts_again_from_its_record(self, prefixes, tmp_path):
+        values = {
+            "data_path": ["30", prefixes[0], "70", prefixes[2]],
+            "path_to_cache": str(tmp_path / "cache"),
+        }
+        first = tokens_of(build(**values)[0])
+        assert tokens_of(build(**values)[0]) == first
+
+    def test_shards_that_were_built_again_are_other_data(self, prefixes, tmp_path):
+        values = {"data_path": prefixes[2], "path_to_cache": str(tmp_path / "cache")}
+        build(**values)
+        folders = len(list((tmp_path / "cache").iterdir()))
+        lines = tmp_path / "a.jsonl"
+        lines.write_text(lines.read_text() + '{"text": "more"}\n')
+        engine = select_engine("local", workers=1)
+        build_shards([lines], prefix=prefixes[2], tokenizer="ByteTokenizer", engine=engine, shard_bytes=150)
+        build(**values)
+        assert len(list((tmp_path / "cache").iterdir())) == folders + 1

@@ -91,7 +91,9 @@ if TYPE_CHECKING:
     from mb_data.t5.dataset import corrupt_spans as corrupt_spans
     from mb_data.t5.span_corruption import SpanSizes as SpanSizes
     from mb_data.t5.span_corruption import fit_span_sizes as fit_span_sizes
+    from mb_data.text.build import PairReport as PairReport
     from mb_data.text.build import build_indexed as build_indexed
+    from mb_data.text.build import build_pair as build_pair
     from mb_data.text.corpus import PreparedCorpus as PreparedCorpus
     from mb_data.text.corpus import TokenizedCorpus as TokenizedCorpus
     from mb_data.text.corpus import prepare_corpus as prepare_corpus
@@ -101,6 +103,10 @@ if TYPE_CHECKING:
     from mb_data.text.indexed import verify_prefix as verify_prefix
     from mb_data.text.reader import IndexedReader as IndexedReader
     from mb_data.text.reader import examine_prefix as examine_prefix
+    from mb_data.text.selection import Selection as Selection
+    from mb_data.text.shards.build import ShardedReport as ShardedReport
+    from mb_data.text.shards.build import build_shards as build_shards
+    from mb_data.text.shards.engines import select_engine as select_engine
     from mb_data.text.stats import PrefixStats as PrefixStats
     from mb_data.text.stats import blend_stats as blend_stats
     from mb_data.tokenizers.base import ByteTokenizer as ByteTokenizer
@@ -161,6 +167,7 @@ _HOMES = {
     "PackedDataset": "finetuning.packing",
     "PackedSequenceSpecs": "finetuning.config",
     "PrefixStats": "text.stats",
+    "PairReport": "text.build",
     "PreparedCorpus": "text.corpus",
     "RULES": "rules",
     "Rule": "mb_schema.rules",
@@ -169,7 +176,9 @@ _HOMES = {
     "RunLoaders": "run_data",
     "SampleCounts": "megatron.sample_counts",
     "SampleSizes": "run_data",
+    "Selection": "text.selection",
     "SentinelTokenizer": "tokenizers.base",
+    "ShardedReport": "text.shards.build",
     "SingleSampler": "loading.samplers",
     "SpanSizes": "t5.span_corruption",
     "SumsFinetuningConfig": "finetuning.config",
@@ -194,8 +203,10 @@ _HOMES = {
     "build_finetuning_datasets": "finetuning.build",
     "build_gpt_datasets": "mcore",
     "build_indexed": "text.build",
+    "build_pair": "text.build",
     "build_run_datasets": "run_data",
     "build_sample_indices": "megatron.sample_indices",
+    "build_shards": "text.shards.build",
     "build_t5_datasets": "t5.build",
     "corrupt_spans": "t5.dataset",
     "dataset_sample_counts": "megatron.sample_counts",
@@ -213,6 +224,7 @@ _HOMES = {
     "require_global_batch": "loading.samplers",
     "required_padding": "loading.batch_padding",
     "save_tokenizer": "tokenizers.loading",
+    "select_engine": "text.shards.engines",
     "split_matrix": "megatron.blend",
     "tokenize_corpus": "text.corpus",
     "tokenize_samples": "finetuning.samples",

@@ -32,6 +32,12 @@ class BlendError(DataError, ValueError):
     bad_input = True
 
 
+class BuildOptionError(DataError, ValueError):
+    """An option of a build has none of its values."""
+
+    bad_input = True
+
+
 class ChatTemplateError(DataError, ValueError):
     """A chat template cannot be parsed, or rejects a conversation."""
 
@@ -50,10 +56,20 @@ class DataPathError(DataError, FileNotFoundError):
     bad_input = True
 
 
+class DocumentFunctionError(DataError, RuntimeError):
+    """A function of the user, which filters or converts documents, cannot be called or returned something else."""
+
+    bad_input = True
+
+
 class DocumentNumberError(DataError, IndexError):
     """A pair has no document with this number."""
 
     bad_input = True
+
+
+class EngineError(DataError, RuntimeError):
+    """The engine of a build is not there, or did not build all shards."""
 
 
 class FormatLibraryError(DataError, ModuleNotFoundError):
@@ -92,6 +108,12 @@ class PairExistsError(DataError, FileExistsError):
 
 class SectionFileError(DataError, ValueError):
     """A file of sections cannot be read."""
+
+    bad_input = True
+
+
+class ShardPlanError(DataError, ValueError):
+    """A sharded build cannot go on: options, inputs or functions are not those with which it began."""
 
     bad_input = True
 

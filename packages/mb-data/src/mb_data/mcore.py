@@ -29,6 +29,7 @@ from mb_data.megatron.tokenizer import MegatronTokenizer, as_megatron
 from mb_data.progress import Progress
 from mb_data.text.corpus import TokenizedCorpus, prepare_corpus, tokenize_corpus
 from mb_data.text.indexed import sequence_lengths
+from mb_data.text.shards.manifest import count_files
 from mb_data.tokenizers.base import Tokenizer, unwrap_tokenizer
 from mb_data.tokenizers.loading import load_tokenizer
 
@@ -142,14 +143,14 @@ def _require_same_data(
 
 
 def _mapped_files(config: GPTDatasetConfig, samples: Sequence[int]) -> int:
-    """Return the files that Megatron keeps mapped: two of each pair, and three indices of each split of it."""
+    """Return the files that stay mapped: those of each pair, and three indices of each split of it."""
     splits = sum(1 for count in samples if count)
     if config.blend_per_split is not None:
         blends = [
             blend for blend, count in zip(config.blend_per_split, samples, strict=True) if blend and count
         ]
-        return sum((2 + 3) * len(prefixes) for prefixes, _ in blends)
-    return 0 if config.blend is None else (2 + 3 * splits) * len(config.blend[0])
+        return sum(count_files(prefix) + 3 for prefixes, _ in blends for prefix in prefixes)
+    return 0 if config.blend is None else sum(count_files(prefix) + 3 * splits for prefix in config.blend[0])
 
 
 def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend | None]:

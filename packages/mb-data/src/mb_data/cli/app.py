@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mb_data.cli.build_options import AsJson, BuildOptions
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 
 Prefix = Annotated[
@@ -22,7 +23,6 @@ TokenizerFile = Annotated[
         "--tokenizer", metavar="FILE", help="Tokenizer of the pair, as passed to build.", show_default=False
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 documents = typer.Typer()
 """Commands `build`, `show`, `verify` and `stats`, which a trainer adds to its own."""
@@ -48,34 +48,14 @@ def _run(command: str, *arguments: Any, **options: Any) -> None:
     cls=CommandWithExample,
     epilog="--input books/ --input web.jsonl --tokenizer tokenizer.json --out data/mine",
 )
-def build(
-    inputs: Annotated[
-        list[Path],
-        typer.Option(
-            "--input",
-            metavar="PATH",
-            help="Text, JSONL, CSV, Parquet or Arrow file, or a folder; repeatable.",
-        ),
-    ],
-    tokenizer: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="A tokenizer.json or its folder, a SentencePiece .model, or ByteTokenizer (bytes as tokens).",
-        ),
-    ],
-    out: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize.")] = 2,
-    json_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
-    json: AsJson = False,
-) -> None:
+@common_options
+def build(options: BuildOptions) -> None:
     """Tokenize text into the .bin and .idx files that Megatron reads.
 
-    A text file is one document, and so is each line of a .jsonl or .json file. An interrupted build leaves no files.
+    A text file is one document, and so is each line of a .jsonl or .json file. An interrupted build leaves no files;
+    with --shard-size it leaves the shards that are whole, and the same command goes on with the others.
     """
-    choices = {"tokenizer": tokenizer, "prefix": out, "workers": workers, "json_key": json_key}
-    _run("build:build", inputs, **choices, overwrite=overwrite, as_json=json)
+    _run("build:build", options)
 
 
 Workers = Annotated[int, typer.Option(min=1, help="Threads, one for each part of a blend.")]

@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 from mb_data.cli.progress import print_result, progress_bar
 from mb_data.errors import DataPathError
 from mb_data.megatron.blend import blend_from_path
 from mb_data.text.reader import IndexedReader, examine_prefix
+from mb_data.text.shards.origin import document_origins
 from mb_data.text.stats import PrefixStats, blend_stats
 from mb_data.tokenizers.loading import load_tokenizer
 from mb_schema.exit_codes import BAD_INPUT, FAILURE
 
 _MAX_SHOWN = 64
 """Maximum number of token ids of a document that are printed; `--json` prints all."""
+
+_MAX_SOURCES = 20
+"""Maximum number of input files whose share is printed."""
 
 _WIDTH = 40
 """Length of the longest bar of a histogram, in characters."""
@@ -25,12 +30,21 @@ def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> 
     ids: list[int] = reader.document(number).tolist()
     text = None if tokenizer is None else load_tokenizer(tokenizer).decode(ids)
     more = f" ... {len(ids) - _MAX_SHOWN} more; --json has all" if len(ids) > _MAX_SHOWN else ""
+    origin = document_origins(prefix, [number]).get(number)
     lines = [
-        f"{prefix}: document {number} of {len(reader)}, {len(ids)} tokens",
+        f"{prefix}: document {number} of {len(reader)}, {len(ids)} tokens"
+        + (f", from {origin}" if origin else ""),
         " ".join(map(str, ids[:_MAX_SHOWN])) + more,
     ]
-    result = {"prefix": prefix, "document": number, "documents": len(reader), "ids": ids, "text": text}
-    print_result(result, as_json=as_json, lines=lines if text is None else [*lines, text])
+    result = {
+        "prefix": prefix,
+        "document": number,
+        "documents": len(reader),
+        "ids": ids,
+        "text": text,
+        "origin": origin,
+    }
+    print_result({**result, "text": text}, as_json=as_json, lines=lines if text is None else [*lines, text])
     return 0
 
 
@@ -72,4 +86,13 @@ def _lines(part: PrefixStats) -> list[str]:
         f"  below {power:>12,} {number:>12,} {'#' * max(1, round(_WIDTH * number / largest_count))}"
         for power, number in part.histogram
     ]
-    return [head, share, f"{lengths}median {part.median:,.1f}", *bars]
+    if part.bytes_per_token is not None:
+        share += f", {part.bytes_per_token:.2f} bytes of text per token"
+    sources = [
+        f"  {fraction:7.2%} {'#' * max(1, round(_WIDTH * fraction))} {path}"
+        for path, fraction in islice(part.sources.items(), _MAX_SOURCES)
+    ]
+    if len(part.sources) > _MAX_SOURCES:
+        rest = sum(islice(part.sources.values(), _MAX_SOURCES, None))
+        sources.append(f"  {rest:7.2%} of {len(part.sources) - _MAX_SOURCES} other files; --json has all")
+    return [head, share, f"{lengths}median {part.median:,.1f}", *bars, *sources]

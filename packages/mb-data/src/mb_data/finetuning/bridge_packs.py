@@ -27,6 +27,7 @@ from mb_data.finetuning.samples import (
 )
 from mb_data.megatron.cached_indices import read_npy_dtype
 from mb_data.text.document_rows import arrow_library, read_rows
+from mb_data.text.input_files import InputRange
 from mb_schema.declared_sizes import check_pickle
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
@@ -171,7 +172,7 @@ def _rows(files: Iterable[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _parquet_rows(file: Path) -> Iterator[list[dict[str, Any]]]:
-    for rows, _ in read_rows(file, columns=COLUMNS, batch_bytes=_BATCH_BYTES):
+    for _, rows, _ in read_rows(InputRange(path=file), columns=COLUMNS, batch_bytes=_BATCH_BYTES):
         yield rows
 
 

@@ -26,7 +26,8 @@ from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.files import require_rows
 from mb_data.finetuning.options import FinetuningOptions
 from mb_data.loading.changed_files import require_complete
-from mb_data.text.documents import DocumentChunk, input_files, read_chunks
+from mb_data.text.documents import DocumentChunk, read_chunks
+from mb_data.text.input_files import input_files
 from mb_data.text.workers import map_in_order
 from mb_data.tokenizers.base import Tokenizer
 

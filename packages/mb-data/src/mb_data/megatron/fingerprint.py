@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mb_data.text.shards.manifest import is_sharded, manifest_path, read_manifest
+
 _END_BYTES = 1 << 20
 
 
@@ -17,12 +19,16 @@ class PairState:
 
 
 def pair_state(prefix: str) -> PairState:
-    """Return the sizes and modification times of a pair.
+    """Return the sizes and modification times of a pair; of shards the size of all, and the time of their manifest.
 
     Raises:
         FileNotFoundError: A file does not exist.
     """
-    tokens, index = Path(f"{prefix}.bin").stat(), Path(f"{prefix}.idx").stat()
+    index = Path(f"{prefix}.idx").stat()
+    if is_sharded(prefix):
+        size, manifest = sum(file.bytes for file in read_manifest(prefix)), manifest_path(prefix).stat()
+        return PairState((size, index.st_size), (manifest.st_mtime_ns, index.st_mtime_ns))
+    tokens = Path(f"{prefix}.bin").stat()
     return PairState((tokens.st_size, index.st_size), (tokens.st_mtime_ns, index.st_mtime_ns))
 
 

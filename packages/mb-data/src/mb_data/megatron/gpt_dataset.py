@@ -12,6 +12,8 @@ from megatron.core.datasets.utils import Split
 from mb_data.errors import IndexedFormatError
 from mb_data.loading.changed_files import cut_short, require_complete
 from mb_data.loading.document_parts import document_parts
+from mb_data.megatron.sharded_dataset import ShardedDataset
+from mb_data.text.shards.manifest import is_sharded
 
 
 class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core has no types
@@ -30,6 +32,13 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
         if isinstance(self.dataset.bin_reader, _FileBinReader):  # it ignores how many bytes it got
             file = Path(self.dataset.bin_reader._bin_path)
             self._unmapped_file = file, file.stat().st_size
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: Any) -> Any:
+        """Open the tokens of a prefix: a pair, or shards."""
+        if is_sharded(dataset_path):
+            return ShardedDataset(dataset_path)
+        return gpt_dataset.GPTDataset.build_low_level_dataset(dataset_path, config)
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> Any:
         """Return the tokens of a sample, and what Megatron returns with them.

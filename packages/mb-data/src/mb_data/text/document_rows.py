@@ -10,14 +10,21 @@ from typing import Any
 
 from mb_data.errors import BadDocumentError, FormatLibraryError
 from mb_data.text.compressed import compression, content_suffix, decompressed
+from mb_data.text.input_files import InputRange
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """Suffix of a table of text -> delimiter of its columns."""
 
-_ARROW = (".parquet", ".pq", ".arrow", ".feather")
+_PARQUET = (".parquet", ".pq")
+_ARROW = (*_PARQUET, ".arrow", ".feather")
 _UNSUPPORTED = (".orc", ".avro", ".zip", ".tar", ".tgz", ".7z", ".lz4", ".xlsx", ".pkl", ".safetensors")
 
 Rows = list[dict[str, Any]]
+
+
+def is_parquet(path: Path) -> bool:
+    """Return True if a file is read as Parquet, by its suffix."""
+    return content_suffix(path) in _PARQUET and compression(path) is None
 
 
 def is_table(path: Path) -> bool:
@@ -39,11 +46,15 @@ def reject_unsupported(path: Path) -> None:
         )
 
 
-def read_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[tuple[Rows, int]]:
-    """Yield the rows of a table in batches of about `batch_bytes`, each with the bytes of the file read so far.
+def read_rows(
+    part: InputRange, *, columns: Sequence[str] | None, batch_bytes: int
+) -> Iterator[tuple[int, Rows, int]]:
+    """Yield the rows of a table in batches of about `batch_bytes`.
+
+    Each comes with the number of its first row, counted from 1, and the bytes of the file read so far.
 
     Args:
-        path: File with the suffix of a table.
+        part: File with the suffix of a table; of Parquet files also a range of row groups.
         columns: Columns that are required, and read if the format allows it; None: all.
         batch_bytes: Size of a batch in bytes.
 
@@ -51,17 +62,21 @@ def read_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) ->
         BadDocumentError: The file does not have the format of its suffix, or lacks a column.
         FormatLibraryError: The library that reads the format is not installed.
     """
+    path, first = part.path, 1
     if content_suffix(path) in DELIMITERS:
-        yield from _csv_rows(path, columns=columns, batch_bytes=batch_bytes)
+        for rows, read_bytes in _csv_rows(path, columns=columns, batch_bytes=batch_bytes):
+            yield first, rows, read_bytes
+            first += len(rows)
         return
     if compression(path) is not None:
         raise BadDocumentError(
             f"{path}: is a compressed {content_suffix(path)}; the format itself compresses its columns, and "
             "is read at random positions. Decompress the file."
         )
-    size = path.stat().st_size
-    for rows, fraction in arrow_library(path).read_table(path, columns=columns, batch_bytes=batch_bytes):
-        yield rows, int(size * fraction)
+    size, library = path.stat().st_size, arrow_library(path)
+    table = library.read_table(path, columns=columns, batch_bytes=batch_bytes, groups=(part.start, part.end))
+    for first_row, rows, fraction in table:
+        yield first_row, rows, int(size * fraction)
 
 
 def _csv_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[tuple[Rows, int]]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mb_data.errors import BadDocumentError, DataPathError
+from mb_data.errors import BadDocumentError
 from mb_data.text.compressed import content_suffix, decompressed, strip_compression
 from mb_data.text.document_rows import is_table, read_rows, reject_unsupported
+from mb_data.text.input_files import InputRange
 
 CHUNK_BYTES = 1 << 20
 """Size at which a chunk is closed, in bytes. Documents are never split, so a larger document is a chunk by itself."""
@@ -16,13 +17,33 @@ CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 26
 """Bytes of the longest JSON line. Parsing and tokenizing one takes some 18 times its size in memory."""
 
-_SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines", ".ldjson")
 """Suffixes of JSON lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where a document stands, for messages."""
+
+    path: Path
+    number: int | None
+    """Number of the JSON line or row, counted from 1 at `origin`. None: the file is the document."""
+    is_row: bool = False
+    origin: int = 0
+    """Byte at which the count of lines begins."""
+
+    def __str__(self) -> str:
+        """Return file and line; the lines before `origin` are counted only here."""
+        if self.number is None:
+            return str(self.path)
+        if self.is_row:
+            return f"{self.path}: row {self.number}"
+        return f"{self.path}:{_count_lines(self.path, self.origin) + self.number}"
+
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,78 +53,47 @@ class DocumentChunk:
     path: Path
     first_line: int | None
     """Number of the first JSON line or row, counted from 1. None: a text file, which is one document."""
-    documents: Sequence[bytes | Mapping[str, Any]]
-    """Content of the text file, JSON lines, or rows of a table."""
+    documents: Sequence[bytes | Row | BadDocumentError]
+    """Content of the text file, JSON lines, or rows of a table. An error: a line that is too long to be read."""
     read_bytes: int
     """Bytes of the input file that were read for this chunk, before decompression."""
+    origin: int = 0
+    """Byte of the file at which the count of lines begins."""
 
-    def objects(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+    def located(self) -> Iterator[tuple[bytes | Row | BadDocumentError, Location]]:
+        """Yield each document with its location."""
+        if self.first_line is None:
+            yield from ((document, Location(path=self.path, number=None)) for document in self.documents)
+            return
+        for number, document in enumerate(self.documents, start=self.first_line):
+            is_row = isinstance(document, Mapping)
+            yield (
+                document,
+                Location(path=self.path, number=number, is_row=is_row, origin=0 if is_row else self.origin),
+            )
+
+    def objects(self) -> Iterator[tuple[Row, str]]:
         """Yield each row or JSON object with its location, for messages. Empty lines are skipped.
 
         Raises:
             BadDocumentError: A line is not a JSON object in UTF-8.
         """
-        for number, document in enumerate(self.documents, start=self.first_line or 1):
-            if isinstance(document, bytes):
-                values = parse_object(document, location=f"{self.path}:{number}")
-                if values is not None:
-                    yield values, f"{self.path}:{number}"
-            else:
-                yield document, f"{self.path}: row {number}"
-
-
-def input_files(inputs: Sequence[str | Path]) -> list[Path]:
-    """Return the given files, and the files of the given folders: recursive, sorted, without hidden entries.
-
-    Raises:
-        DataPathError: An input does not exist, or the inputs contain no files.
-    """
-    files: list[Path] = []
-    for entry in map(Path, inputs):
-        if not entry.exists():
-            raise DataPathError(f"{entry}: no such file or folder, but it is an input. Correct the path.")
-        files += visible_files(entry) if entry.is_dir() else [entry]
-    if not files:
-        raise DataPathError(
-            f"{', '.join(map(str, inputs)) or 'inputs'}: contains no files; there is nothing to tokenize. "
-            "Pass text files or JSON lines."
-        )
-    return files
-
-
-def visible_files(folder: Path) -> list[Path]:
-    """Return the files of a folder, recursive and sorted, except those with a path component that starts with a dot.
-
-    Of a data set that Hugging Face's `save_to_disk` wrote, only the files with rows are returned.
-    """
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    saved = [path.parent for path in files if path.name == _SAVED_STATE and _saved_files(path.parent)]
-    rows = {folder: {*_saved_files(folder)} for folder in saved}
-    return sorted(
-        path
-        for path in files
-        if path.name != _SAVED_SPLITS
-        and path.name in rows.get(path.parent, (path.name,))
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-
-
-def _saved_files(folder: Path) -> list[str]:
-    """Return the names of the files with rows that the state of a saved data set lists; empty if it is none."""
-    try:
-        listed = json.loads((folder / _SAVED_STATE).read_bytes())["_data_files"]
-        return [entry["filename"] for entry in listed]
-    except (ValueError, KeyError, TypeError):
-        return []
+        for document, location in self.located():
+            values = parse_row(document, location=location)
+            if values is not None:
+                yield values, str(location)
 
 
 def read_chunks(
-    files: Iterable[Path], *, chunk_bytes: int = CHUNK_BYTES, columns: Sequence[str] | None = None
+    files: Iterable[Path | InputRange],
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[DocumentChunk]:
     """Read files in order, in chunks of about `chunk_bytes` of text.
 
     Args:
-        files: Files, whose format is determined by their suffix.
+        files: Files, whose format is determined by their suffix, and ranges of files.
         chunk_bytes: Size at which a chunk is closed.
         columns: Columns of tables to read, which are required; None: all.
 
@@ -111,12 +101,14 @@ def read_chunks(
         BadDocumentError: A file cannot be read, or its format is not supported.
         FormatLibraryError: The library that reads the format is not installed.
     """
-    for path in files:
+    for file in files:
+        part = file if isinstance(file, InputRange) else InputRange(path=file)
+        path = part.path
         reject_unsupported(path)
         if is_json(path):
-            yield from _line_chunks(path, chunk_bytes)
+            yield from _line_chunks(part, chunk_bytes)
         elif is_table(path):
-            yield from _row_chunks(path, chunk_bytes, columns)
+            yield from _row_chunks(part, chunk_bytes, columns)
         else:
             with path.open("rb") as raw, decompressed(raw, path) as stream:
                 content = stream.read()
@@ -132,32 +124,59 @@ def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
     Raises:
         BadDocumentError: A document is not UTF-8, or a line is not a JSON object with a string at `json_key`.
     """
-    if chunk.first_line is None:
-        contents = (document for document in chunk.documents if isinstance(document, bytes))
-        texts = (_decode(content, location=str(chunk.path)) for content in contents)
-    else:
-        texts = (
-            _text_of(values, json_key=json_key, location=location) for values, location in chunk.objects()
-        )
-    yield from filter(None, texts)
+    for document, location in chunk.located():
+        row = parse_document(document, json_key=json_key, location=location)
+        text = None if row is None else text_of_row(row, json_key=json_key, location=location)
+        if text:
+            yield text
 
 
-def read_line(stream: BinaryIO, *, location: str) -> bytes:
-    """Return the next line of a file of JSON lines; empty at the end.
+def parse_document(
+    document: bytes | Row | BadDocumentError, *, json_key: str, location: Location
+) -> Row | None:
+    """Return the row of a document; of a text file one with its text at `json_key`. None for an empty line.
 
     Raises:
-        BadDocumentError: The line is longer than `LONGEST_LINE`; its rest is not read.
+        BadDocumentError: The document is not UTF-8, or a line is not a JSON object.
     """
-    line = stream.readline(LONGEST_LINE + 1)
-    if len(line) > LONGEST_LINE:
+    if location.number is None and isinstance(document, bytes):
+        return {json_key: _decode(document, location=location)}
+    return parse_row(document, location=location)
+
+
+def parse_row(document: bytes | Row | BadDocumentError, *, location: object) -> Row | None:
+    """Return the values of a JSON line or of a row of a table. None for an empty line.
+
+    Raises:
+        BadDocumentError: The line is not a JSON object in UTF-8, or was too long to be read.
+    """
+    if isinstance(document, BadDocumentError):
+        raise document
+    return parse_object(document, location=location) if isinstance(document, bytes) else document
+
+
+def text_of_row(row: Row, *, json_key: str, location: object) -> str:
+    """Return the text of a row.
+
+    Raises:
+        BadDocumentError: The row has no string at `json_key`, or one that cannot be encoded.
+    """
+    if json_key not in row:
         raise BadDocumentError(
-            f"{location}: the line has more than {LONGEST_LINE >> 20} MiB; it would take {18 * LONGEST_LINE >> 30} GiB "
-            "of memory and more. Write each document as a JSON object on a line of its own, and split longer ones."
+            f"{location}: has no key {json_key!r} (found keys {', '.join(row)}). Correct the line, or pass "
+            "the key of the text: --json-key (dataset.json_key in a run)."
         )
-    return line
+    text = row[json_key]
+    if not isinstance(text, str):
+        raise BadDocumentError(
+            f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
+            "tokenized. Put it in quotes, or pass another --json-key "
+            "(dataset.json_key in a run)."
+        )
+    return require_encodable(text, location=location)
 
 
-def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
+def parse_object(line: bytes, *, location: object) -> dict[str, Any] | None:
     """Parse a line of a file of JSON lines. Return None for an empty line.
 
     Raises:
@@ -179,7 +198,7 @@ def parse_object(line: bytes, *, location: str) -> dict[str, Any] | None:
     return values
 
 
-def require_encodable(text: str, *, location: str) -> str:
+def require_encodable(text: str, *, location: object) -> str:
     """Return a text of a JSON file, in which an escape may be half of a surrogate pair.
 
     Raises:
@@ -226,50 +245,78 @@ def reject_json_lines(content: bytes, path: Path, *, json_key: str | None = None
         )
 
 
-def _line_chunks(path: Path, chunk_bytes: int) -> Iterator[DocumentChunk]:
-    lines: list[bytes] = []
-    size, first, position = 0, 1, 0
+def _line_chunks(part: InputRange, chunk_bytes: int) -> Iterator[DocumentChunk]:
+    path = part.path
+    lines: list[bytes | BadDocumentError] = []
+    size, first = 0, 1
     with path.open("rb") as raw, decompressed(raw, path) as stream:
-        while line := read_line(stream, location=f"{path}:{first + len(lines)}"):
-            lines.append(line)
+        if part.start:
+            raw.seek(part.start - 1)  # the byte before: it may be the end of a line
+            _skip_line(stream)
+        origin = at = position = raw.tell() if part.start else 0
+        while (part.end is None or at < part.end) and (line := stream.readline(LONGEST_LINE + 1)):
+            at += len(line)
             size += len(line)
+            if len(line) > LONGEST_LINE:
+                at += 0 if line.endswith(b"\n") else _skip_line(stream)
+                where = Location(path=path, number=first + len(lines), origin=origin)
+                lines.append(_overlong(where))
+            else:
+                lines.append(line)
             if size >= chunk_bytes:
                 read_bytes = raw.tell() - position
-                yield DocumentChunk(path=path, first_line=first, documents=lines, read_bytes=read_bytes)
+                yield DocumentChunk(
+                    path=path, first_line=first, documents=lines, read_bytes=read_bytes, origin=origin
+                )
                 position, first, lines, size = raw.tell(), first + len(lines), [], 0
-        yield DocumentChunk(path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position)
+        yield DocumentChunk(
+            path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position, origin=origin
+        )
 
 
-def _row_chunks(path: Path, chunk_bytes: int, columns: Sequence[str] | None) -> Iterator[DocumentChunk]:
-    first, position = 1, 0
-    for rows, read_bytes in read_rows(path, columns=columns, batch_bytes=chunk_bytes):
-        yield DocumentChunk(path=path, first_line=first, documents=rows, read_bytes=read_bytes - position)
-        first, position = first + len(rows), read_bytes
+def _skip_line(stream: BinaryIO) -> int:
+    """Read to the end of the line in bounded memory. Return the number of bytes."""
+    number = 0
+    while piece := stream.readline(CHUNK_BYTES):
+        number += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return number
 
 
-def _decode(content: bytes, *, location: str) -> str:
+def _overlong(location: Location) -> BadDocumentError:
+    return BadDocumentError(
+        f"{location}: the line has more than {LONGEST_LINE >> 20} MiB; it would take {18 * LONGEST_LINE >> 30} GiB "
+        "of memory and more. Write each document as a JSON object on a line of its own, and split longer ones."
+    )
+
+
+def _count_lines(path: Path, end: int) -> int:
+    """Return the number of lines in the bytes of an uncompressed file before `end`."""
+    number = 0
+    with path.open("rb") as stream:
+        while end > 0 and (block := stream.read(min(CHUNK_BYTES, end))):
+            number += block.count(b"\n")
+            end -= len(block)
+    return number
+
+
+def _row_chunks(part: InputRange, chunk_bytes: int, columns: Sequence[str] | None) -> Iterator[DocumentChunk]:
+    position = 0
+    for first, rows, read_bytes in read_rows(part, columns=columns, batch_bytes=chunk_bytes):
+        yield DocumentChunk(
+            path=part.path, first_line=first, documents=rows, read_bytes=read_bytes - position
+        )
+        position = read_bytes
+
+
+def _decode(content: bytes, *, location: object) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise BadDocumentError(
             f"{location}: is not UTF-8 ({error}). Convert the file, or remove it from the inputs."
         ) from error
-
-
-def _text_of(values: Mapping[str, Any], *, json_key: str, location: str) -> str:
-    if json_key not in values:
-        raise BadDocumentError(
-            f"{location}: has no key {json_key!r} (found keys {', '.join(values)}). Correct the line, or pass "
-            "the key of the text: --json-key (dataset.json_key in a run)."
-        )
-    text = values[json_key]
-    if not isinstance(text, str):
-        raise BadDocumentError(
-            f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
-            "tokenized. Put it in quotes, or pass another --json-key "
-            "(dataset.json_key in a run)."
-        )
-    return require_encodable(text, location=location)
 
 
 def _format_value(value: object) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mb_data.errors import DataPathError, IndexedFormatError
+from mb_data.text.shards.manifest import is_sharded, read_manifest
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -142,12 +143,23 @@ class IndexedWriter:
 
     def _write_index(self) -> None:
         lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
-        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
-        offsets = np.concatenate([np.zeros(1, np.int64), ends])[: lengths.size]
-        header = HEADER.pack(MAGIC, VERSION, CODES[self.dtype.name], lengths.size, lengths.size + 1)
-        with _partial_path(self._idx).open("wb") as stream:
-            for part in (header, lengths, offsets, np.arange(lengths.size + 1, dtype=np.int64)):
-                stream.write(part)
+        write_index(_partial_path(self._idx), lengths, dtype=self.dtype)
+
+
+def write_index(path: Path, lengths: NDArray[np.int32], *, dtype: np.dtype[Any]) -> None:
+    """Write the `.idx` file of documents with these lengths, each of one sequence, one after the other.
+
+    Args:
+        path: The file.
+        lengths: Tokens of each document, int32 [documents].
+        dtype: Type of a token id.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])[: lengths.size]
+    header = HEADER.pack(MAGIC, VERSION, CODES[dtype.name], lengths.size, lengths.size + 1)
+    with path.open("wb") as stream:
+        for part in (header, lengths, offsets, np.arange(lengths.size + 1, dtype=np.int64)):
+            stream.write(part)
 
 
 def pair_paths(prefix: str | Path) -> tuple[Path, Path]:
@@ -166,7 +178,8 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
     """
     bin_path, idx_path = pair_paths(prefix)
     _require_pair(bin_path, idx_path)
-    name, sequences, boundaries = _read_header(idx_path)
+    with _open_index(idx_path) as stream:
+        name, sequences, boundaries = _read_header(stream, idx_path)
     itemsize = np.dtype(name).itemsize
     expected = HEADER.size + sequences * _BYTES_PER_SEQUENCE + boundaries * _BYTES_PER_BOUNDARY
     index_bytes = idx_path.stat().st_size
@@ -176,9 +189,10 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
             f"{expected}; the file is truncated or is not an index. Build it again."
         )
     tokens = _count_tokens(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
-    if bin_path.stat().st_size != tokens * itemsize:
+    found = _bytes_of_shards(prefix) if is_sharded(prefix) else bin_path.stat().st_size
+    if found != tokens * itemsize:
         raise IndexedFormatError(
-            f"{bin_path}: {bin_path.stat().st_size} bytes found, {tokens * itemsize} expected ({tokens} tokens of "
+            f"{bin_path}: {found} bytes found, {tokens * itemsize} expected ({tokens} tokens of "
             f"{name} according to {idx_path.name}); a file is truncated, or the files do not belong together. Build "
             "them again."
         )
@@ -199,21 +213,59 @@ def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
         IndexedFormatError: The header of the index is invalid.
     """
     idx_path = pair_paths(prefix)[1]
-    _, sequences, _ = _read_header(idx_path)
+    with _open_index(idx_path) as stream:
+        _, sequences, _ = _read_header(stream, idx_path)
     if not sequences:
         return np.empty(0, np.int32)
     return np.memmap(idx_path, dtype=np.int32, mode="r", offset=HEADER.size, shape=(sequences,))
+
+
+def read_lengths(idx_path: Path) -> NDArray[np.int32]:
+    """Return the lengths of the sequences of an index, in tokens, read into memory; the index may be remote.
+
+    Raises:
+        DataPathError: The index does not exist.
+        IndexedFormatError: The header of the index is invalid.
+    """
+    with _open_index(idx_path) as stream:
+        _, sequences, _ = _read_header(stream, idx_path)
+        return np.frombuffer(stream.read(4 * sequences), np.int32)
 
 
 def _partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def _bytes_of_shards(prefix: str | Path) -> int:
+    """Return the size of the tokens of all shards.
+
+    Raises:
+        DataPathError: A shard does not exist.
+        IndexedFormatError: A shard has another size than the manifest says.
+    """
+    total = 0
+    for file in read_manifest(prefix):
+        try:
+            size = file.path.stat().st_size
+        except FileNotFoundError as error:
+            raise DataPathError(
+                f"{file.path}: no such file, but the manifest of {prefix} names it. Copy it, or build the data again; "
+                "shards that are whole are kept."
+            ) from error
+        if size != file.bytes:
+            raise IndexedFormatError(
+                f"{file.path}: {size} bytes found, {file.bytes} expected according to the manifest; it is truncated or "
+                "was replaced. Build the data again; shards that are whole are kept."
+            )
+        total += size
+    return total
+
+
 def _require_pair(bin_path: Path, idx_path: Path) -> None:
     existing = [path for path in (bin_path, idx_path) if path.is_file()]
-    if len(existing) == 2:
-        return
     prefix = str(bin_path)[: -len(".bin")]
+    if len(existing) == 2 or (existing == [idx_path] and is_sharded(prefix)):
+        return
     if existing:
         missing = idx_path if existing == [bin_path] else bin_path
         raise DataPathError(
@@ -226,6 +278,9 @@ def _require_pair(bin_path: Path, idx_path: Path) -> None:
 def _suggest_path(prefix: str) -> str:
     """Return a fix for a prefix that does not exist, with the most similar existing names."""
     path = Path(prefix)
+    if path.name.endswith(".shards") or path.parent.name.endswith(".shards"):
+        folder = path if path.name.endswith(".shards") else path.parent
+        return f"a data path of shards is the prefix of their folder. Use {folder.with_suffix('')}."
     if path.suffix in (".bin", ".idx") and path.is_file():
         return f"a data path is a prefix without suffix. Use {path.with_suffix('')}."
     if path.is_dir():
@@ -245,14 +300,17 @@ def _suggest_path(prefix: str) -> str:
     return f"{folder.absolute()} contains {', '.join(close) or 'no .idx file'}. Correct the path."
 
 
-def _read_header(idx_path: Path) -> tuple[str, int, int]:
-    """Return the token type, the number of sequences and of document boundaries."""
+def _open_index(idx_path: Path) -> BinaryIO:
     try:
-        with idx_path.open("rb") as stream:
-            header = stream.read(HEADER.size)
+        return idx_path.open("rb")
     except FileNotFoundError as error:
         prefix = str(idx_path)[: -len(".idx")]
         raise DataPathError(f"{idx_path}: no such file; {_suggest_path(prefix)}") from error
+
+
+def _read_header(stream: BinaryIO, idx_path: Path) -> tuple[str, int, int]:
+    """Return the token type, the number of sequences and of document boundaries."""
+    header = stream.read(HEADER.size)
     if not header.startswith(MAGIC[: len(header)]):
         raise IndexedFormatError(
             f"{idx_path}: begins with {header[: len(MAGIC)]!r}, but an index begins with {MAGIC!r}; this is another "

@@ -1,4 +1,4 @@
-"""Random access to the documents of a `.bin`/`.idx` pair, and a check that reads the complete pair."""
+"""Random access to the documents of a `.bin`/`.idx` pair or of shards, and a check that reads all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from mb_data.errors import DocumentNumberError, IndexedFormatError
 from mb_data.progress import Progress
 from mb_data.text.indexed import HEADER, pair_paths, verify_prefix
+from mb_data.text.shards.manifest import file_digest, is_sharded, read_manifest
+from mb_data.text.shards.tokens import ShardedTokens
 
 BLOCK = 1 << 22
 """Number of tokens that are read at a time."""
 
 
 class IndexedReader:
-    """Memory-mapped reader for the documents of a pair.
+    """Memory-mapped reader for the documents of a pair, or of shards.
 
     Args:
         prefix: Path without `.bin` and `.idx`.
@@ -36,7 +38,11 @@ class IndexedReader:
         """Byte offset of each sequence."""
         self.boundaries: NDArray[Any] = self._memmap(np.int64, ends, boundaries)
         """Number of sequences before each document; the last entry is the total."""
-        self.tokens: NDArray[Any] = self._memmap(self.summary.dtype, 0, self.summary.tokens, of="bin")
+        self.tokens: NDArray[Any] | ShardedTokens = (
+            ShardedTokens(prefix, self.summary.dtype)
+            if is_sharded(prefix)
+            else self._memmap(self.summary.dtype, 0, self.summary.tokens, of="bin")
+        )
         self._index_is_valid = False
 
     def __len__(self) -> int:
@@ -119,7 +125,7 @@ def examine_prefix(
         problems += _token_problems(reader, vocab_size, progress)
     if eod is not None:
         problems += _end_problems(reader, eod)
-    return problems
+    return problems or [*_shard_problems(prefix)]
 
 
 def _index_problems(reader: IndexedReader) -> Iterator[str]:
@@ -142,6 +148,16 @@ def _index_problems(reader: IndexedReader) -> Iterator[str]:
         yield (
             f"{path}: documents are not consecutive from sequence 0 to {len(reader.lengths)}. Build the pair again."
         )
+
+
+def _shard_problems(prefix: str | Path) -> Iterator[str]:
+    """Compare the hash of each shard with the manifest."""
+    for file in read_manifest(prefix) if is_sharded(prefix) else ():
+        if file_digest(file.path) != file.digest:
+            yield (
+                f"{file.path}: has another hash than when it was built; it was damaged or replaced. Remove it, and "
+                "build the data again; shards that are whole are kept."
+            )
 
 
 def _token_problems(reader: IndexedReader, vocab_size: int, progress: Progress | None) -> Iterator[str]:

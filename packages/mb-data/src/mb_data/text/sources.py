@@ -21,8 +21,8 @@ from mb_data.text.documents import (
     parse_object,
     read_chunks,
     reject_json_lines,
-    visible_files,
 )
+from mb_data.text.input_files import visible_files
 
 _BLOCK = 1 << 20
 _EXCLUDED_FOLDERS = {

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mb_data.errors import NotEnoughSamplesError
 from mb_data.megatron.blend import Blend
+from mb_data.text.build import InputCounts
 from mb_data.text.reader import IndexedReader
+from mb_data.text.shards.manifest import is_sharded, read_manifest
+from mb_data.text.shards.shard import read_record, sum_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,10 @@ class PrefixStats:
     """Pairs (power of two, number of documents that are shorter, but at least half as long); empty bins are omitted."""
     share: float
     """Fraction of the samples of a run that is drawn from this pair."""
+    bytes_per_token: float | None
+    """Mean size of the text of a token, in UTF-8; None for a pair, whose build records no texts."""
+    sources: dict[str, float]
+    """Share of each input file in the tokens, the largest first; empty for a pair."""
     epochs: float | None
     """Mean number of times that a run reads each token; None if the number of tokens of the run is not known."""
 
@@ -59,6 +67,9 @@ def _stats(reader: IndexedReader, *, share: float, read_tokens: int | None) -> P
         raise NotEnoughSamplesError(
             f"{reader.prefix}: has no tokens, but its share of the run is {share:.1%}. Remove it from the blend."
         )
+    by_input = _inputs(reader.prefix)
+    from_text = sum(counts.tokens for counts in by_input.values())
+    largest_first = sorted(by_input.items(), key=lambda item: -item[1].tokens)
     filled = lengths if lengths.size else np.zeros(1, np.int64)
     return PrefixStats(
         prefix=reader.prefix,
@@ -71,8 +82,19 @@ def _stats(reader: IndexedReader, *, share: float, read_tokens: int | None) -> P
         longest=int(filled.max()),
         histogram=tuple(_histogram(lengths)),
         share=share,
+        bytes_per_token=sum(counts.text_bytes for counts in by_input.values()) / from_text
+        if from_text
+        else None,
+        sources={path: counts.tokens / from_text for path, counts in largest_first if from_text},
         epochs=None if read_tokens is None else share * read_tokens / max(tokens, 1),
     )
+
+
+def _inputs(prefix: str) -> dict[str, InputCounts]:
+    if not is_sharded(prefix):
+        return {}
+    folder = Path(f"{prefix}.shards")
+    return sum_records(read_record(folder, shard) for shard in range(len(read_manifest(prefix))))[1]
 
 
 def _histogram(lengths: NDArray[np.int64]) -> Sequence[tuple[int, int]]:

@@ -1,0 +1,35 @@
+"""Megatron Core's indexed dataset over the shards of a data set."""
+
+from typing import Any
+
+from megatron.core.datasets.indexed_dataset import IndexedDataset, _BinReader, _IndexReader, get_idx_path
+
+from mb_data.text.shards.tokens import ShardedTokens
+
+
+class ShardedBinReader(_BinReader):  # type: ignore[misc] # Megatron Core has no types
+    """Reader of the tokens of shards, by their offset in all of them."""
+
+    def __init__(self, tokens: ShardedTokens) -> None:
+        self._tokens = tokens
+
+    def read(self, dtype: Any, count: int, offset: int) -> Any:
+        """Return `count` tokens from a byte offset."""
+        start = offset // self._tokens.itemsize
+        return self._tokens.read(start, start + count)
+
+
+class ShardedDataset(IndexedDataset):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's dataset, whose tokens are in shards and whose index is one file.
+
+    Args:
+        path_prefix: Path of the index without suffix.
+    """
+
+    def initialize(self, path_prefix: str, *_: Any, **__: Any) -> None:
+        """Open the index; called by the constructor and when a worker process receives the dataset."""
+        self.path_prefix = path_prefix
+        self.multimodal, self.mmap, self.object_storage_config = False, True, None
+        self.fast_cache_load, self.sequences_per_dataset, self.dtype_code = False, None, None
+        self.index = _IndexReader(get_idx_path(path_prefix), False)
+        self.bin_reader = ShardedBinReader(ShardedTokens(path_prefix, self.index.dtype))

@@ -1,0 +1,92 @@
+"""Files that are read: those of folders, ranges of large ones, and those of object storage."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from mb_data.errors import DataPathError, FormatLibraryError
+
+_SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRange:
+    """A file, or a range of one that can be read alone: JSON lines, or row groups of a Parquet file."""
+
+    path: Path
+    start: int = 0
+    """First byte; of a Parquet file the first row group. A line belongs to the range in which it begins."""
+    end: int | None = None
+    """End of the range, exclusive; None: the end of the file."""
+
+
+def located_path(location: str | Path) -> Path:
+    """Return a path; for a URL (`s3://`, `gs://`, `hf://`, ...) one of `universal_pathlib`, which has the same methods.
+
+    Raises:
+        FormatLibraryError: The location is a URL, and `universal_pathlib` is not installed.
+    """
+    if "://" not in str(location):
+        return Path(location)
+    try:
+        library = import_module("upath")
+    except ModuleNotFoundError as error:
+        raise FormatLibraryError(
+            f"{location}: the library universal_pathlib is not installed; it reads object storage. Install it: "
+            'pip install "mb-data[storage]".'
+        ) from error
+    return cast(Path, library.UPath(str(location)))
+
+
+def is_local(path: Path) -> bool:
+    """Return whether a path is one of this machine's file systems, not of object storage."""
+    return isinstance(path, Path)
+
+
+def input_files(inputs: Sequence[str | Path]) -> list[Path]:
+    """Return the given files, and the files of the given folders: recursive, sorted, without hidden entries.
+
+    Raises:
+        DataPathError: An input does not exist, or the inputs contain no files.
+    """
+    files: list[Path] = []
+    for entry in map(located_path, inputs):
+        if not entry.exists():
+            raise DataPathError(f"{entry}: no such file or folder, but it is an input. Correct the path.")
+        files += visible_files(entry) if entry.is_dir() else [entry]
+    if not files:
+        raise DataPathError(
+            f"{', '.join(map(str, inputs)) or 'inputs'}: contains no files; there is nothing to tokenize. "
+            "Pass text files or JSON lines."
+        )
+    return files
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files of a folder, recursive and sorted, except those with a path component that starts with a dot.
+
+    Of a data set that Hugging Face's `save_to_disk` wrote, only the files with rows are returned.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    saved = [path.parent for path in files if path.name == _SAVED_STATE and _saved_files(path.parent)]
+    rows = {folder: {*_saved_files(folder)} for folder in saved}
+    return sorted(
+        path
+        for path in files
+        if path.name != _SAVED_SPLITS
+        and path.name in rows.get(path.parent, (path.name,))
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _saved_files(folder: Path) -> list[str]:
+    """Return the names of the files with rows that the state of a saved data set lists; empty if it is none."""
+    try:
+        listed = json.loads((folder / _SAVED_STATE).read_bytes())["_data_files"]
+        return [entry["filename"] for entry in listed]
+    except (ValueError, KeyError, TypeError):
+        return []

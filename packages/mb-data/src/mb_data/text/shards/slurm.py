@@ -1,0 +1,62 @@
+"""Engine that builds shards in an array of Slurm jobs, one `sbatch` for each step."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from mb_data.errors import EngineError
+from mb_data.text.input_files import located_path
+from mb_data.text.shards.engines import Engine
+from mb_data.text.shards.shard import ShardTask, is_done, shard_name
+
+
+def slurm_engine(*, jobs: int, options: Sequence[str]) -> Engine:
+    """Return an engine that submits an array of at most `jobs` jobs and waits for it.
+
+    Every node must have this Python, the inputs, the tokenizer and the folder of the shards at the same paths. The
+    output of the jobs is written beside the shards. A job that Slurm requeues goes on with its missing shards.
+
+    Raises (when it runs):
+        EngineError: `sbatch` is not there or refuses, or shards are missing at the end.
+    """
+
+    def run(task: ShardTask, numbers: Sequence[int]) -> Iterator[int]:
+        tasks = min(jobs, len(numbers))
+        if not tasks:
+            return
+        listed = ",".join(map(str, numbers))
+        program = [
+            sys.executable,
+            "-m",
+            "mb_data.text.shards.job",
+            task.folder,
+            task.step,
+            str(tasks),
+            listed,
+        ]
+        log = f"{task.folder}/{task.step}-%A_%a.log"
+        command = ["sbatch", "--wait", f"--array=0-{tasks - 1}", "--requeue", f"--output={log}"]
+        try:
+            finished = subprocess.run(
+                [*command, f"--job-name=mb-data-{task.step}", *options],
+                input=f"#!/bin/sh\nexec {shlex.join(program)}\n",
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise EngineError(
+                "--engine slurm: there is no program sbatch here. Call the command on a node that submits jobs."
+            ) from error
+        folder = located_path(task.folder)
+        missing = [number for number in numbers if not is_done(folder, number, task.step)]
+        yield from (number for number in numbers if number not in set(missing))
+        if missing:
+            said = finished.stderr.strip() or f"sbatch ended with exit code {finished.returncode}"
+            raise EngineError(
+                f"--engine slurm: {len(missing)} shards are missing, the first is {shard_name(missing[0])} ({said}). "
+                f"See {task.folder}/{task.step}-*.log; call the command again to go on."
+            )
+
+    return run

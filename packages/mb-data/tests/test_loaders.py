@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mb_data import DataloaderConfig, build_data_iterator
+from mb_data.errors import SampleError
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -79,3 +80,24 @@ def test_torch_random_numbers_are_not_consumed():
 def test_an_unsupported_type_is_rejected():
     with pytest.raises(ValueError, match="'batch' with global_batch_size=None"):
         iterate(dataloader_type="batch")
+
+
+class FailingDataset:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise type("MadeWhenItIsUsed", (RuntimeError,), {})("no such object")
+
+
+def test_an_error_of_a_worker_that_cannot_be_pickled_reaches_the_caller():
+    iterator = build_data_iterator(
+        FailingDataset(),
+        config=DataloaderConfig(num_workers=1),
+        consumed_samples=0,
+        micro_batch_size=2,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+    )
+    with pytest.raises(SampleError, match=r"sample 0 of the data: MadeWhenItIsUsed: no such object"):
+        next(iterator)

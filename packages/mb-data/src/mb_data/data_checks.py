@@ -46,6 +46,8 @@ def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
         return
     for prefixes, _ in filter(None, [dataset.blend, *(dataset.blend_per_split or [])]):
         for prefix in prefixes:
+            if "://" in prefix:  # object storage is not looked at before the run
+                continue
             mb_data.verify_prefix(prefix)  # imports numpy, which checks without data files do not need
     if isinstance(dataset, TextCorpusConfig):
         verify_sources(dataset)

@@ -106,6 +106,10 @@ class PairExistsError(DataError, FileExistsError):
     """A `.bin`/`.idx` pair exists and would be overwritten."""
 
 
+class SampleError(DataError, RuntimeError):
+    """A sample cannot be read, for a reason of the library that reads it."""
+
+
 class SectionFileError(DataError, ValueError):
     """A file of sections cannot be read."""
 

@@ -17,7 +17,7 @@ from mb_data.megatron.blend import SPLITS, blend_from_path, find_bad_weights, sp
 from mb_data.t5 import rules as t5_rules
 from mb_data.tokenizers import rules as tokenizer_rules
 from mb_data.tokenizers.rules import BYTE_ENTRIES, MANY_ENTRIES
-from mb_schema.paths import path_rule
+from mb_schema.paths import path_problem, path_rule, paths_in
 from mb_schema.rule_kinds import SET, among, at_most, in_range, one_of, requires, rule, unsupported, within
 from mb_schema.rules import Rule, RuleError, refuse
 from mb_schema.value_types import reject_wrong_types
@@ -126,7 +126,43 @@ PATH_FIELDS = (
 )
 """Paths of the fields that contain file or folder names."""
 
-_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=21))
+_OBJECT_STORAGE = ("s3://", "msc://")
+"""Schemes of the URLs from which Megatron Core reads pairs."""
+
+_DATA_PATHS = ("dataset.data_path", "dataset.blend", "dataset.blend_per_split")
+
+
+def _data_path_problem(value: object) -> str | None:
+    """Return the problem of the first path that is neither a local one nor a URL which Megatron Core reads."""
+    words = [word for text in paths_in(value) for word in text.split()]
+    return path_problem([word for word in words if not word.startswith(_OBJECT_STORAGE)])
+
+
+def _path_rule(number: int, path: str) -> Rule:
+    values = path_rule(number, path)
+    if path in _DATA_PATHS:
+        values |= {
+            "test": _data_path_problem,
+            "why": "tokens are read from the local file system, and by Megatron Core from s3:// and msc://",
+            "fails": {path: "gs://bucket/folder"},
+        }
+    return Rule(**values)
+
+
+_PATHS = tuple(_path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=21))
+
+
+def _check_object_storage(
+    data_path: Any, blend: Any, blend_per_split: Any, index_cache: Any, is_mapped: Any, cache: Any
+) -> str | None:
+    words = [word for text in paths_in([data_path, blend, blend_per_split]) for word in text.split()]
+    remote = [word for word in words if word.startswith(_OBJECT_STORAGE)]
+    if not remote or (index_cache and cache and is_mapped is False):
+        return None
+    return (
+        f"{remote[0]} is in object storage (object_storage_cache_path={index_cache!r}, mmap_bin_files={is_mapped!r}, "
+        f"path_to_cache={cache!r})"
+    )
 
 
 def _same_length(model: int | None, dataset: int | None) -> str | None:
@@ -148,6 +184,20 @@ RULES: tuple[Rule, ...] = (
         fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
         fails=("30 a b c",),
         passes=("30 a 70 b",),
+    ),
+    rule(
+        "D111",
+        within(
+            "dataset",
+            "data_path blend blend_per_split object_storage_cache_path mmap_bin_files path_to_cache",
+        ),
+        _check_object_storage,
+        why="the index and the order of the samples are files of this machine, and tokens in object storage cannot be "
+        "mapped into memory",
+        fix="Set dataset.object_storage_cache_path and dataset.path_to_cache to local folders, and "
+        "dataset.mmap_bin_files=false.",
+        fails=("s3://bucket/mine", None, None, None, True, None),
+        passes=("s3://bucket/mine", None, None, "/tmp/index", False, "/tmp/cache"),
     ),
     requires(
         "V044a",

@@ -85,6 +85,8 @@ def build(options: BuildOptions) -> int:
             if options.overwrite:
                 remove_folder(located_path(f"{options.out}.shards"))  # a pair comes first when both exist
     lines = [*_lines(options.out, report)]
+    if "://" in options.out:
+        lines.append(f"Copy {options.out}.idx and {options.out}.shards/ to a disk that the run reads.")
     lines.append(_NEXT.format(prefix=options.out, tokenizer=_section(loaded, options.tokenizer)))
     result = {"prefix": options.out, **asdict(report.summary), **asdict(report)}
     del result["summary"]

@@ -1,13 +1,15 @@
 """Iterator over the batches of a dataset, based on `torch.utils.data.DataLoader`."""
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mb_data.config import DataloaderConfig
+from mb_data.errors import SampleError
 from mb_data.loading.samplers import BatchSampler, CyclicSampler, RankSampler, SingleSampler
 
 
@@ -89,6 +91,30 @@ def stop_workers(iterator: object) -> None:
         iterator._shutdown_workers()
 
 
+class SamplesOfWorkers(Dataset[Any]):
+    """Dataset whose errors reach the calling process.
+
+    torch sends the class of an error of a worker process to the caller. If it cannot be pickled, as those that a
+    library such as boto3 makes when it is used, nothing is sent, and the caller waits for ever.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            try:
+                pickle.dumps(type(error))
+            except (pickle.PicklingError, AttributeError, TypeError):
+                raise SampleError(f"sample {index} of the data: {type(error).__name__}: {error}") from None
+            raise
+
+
 def _loader(
     dataset: Any,
     sampler: RankSampler,
@@ -98,7 +124,7 @@ def _loader(
     worker_init_fn: Callable[[int], None] | None,
 ) -> DataLoader[Any]:
     return DataLoader(
-        dataset,
+        SamplesOfWorkers(dataset) if config.num_workers else dataset,
         batch_sampler=sampler,
         collate_fn=dataset.collate if isinstance(dataset, CollatingDataset) else None,
         num_workers=config.num_workers,

@@ -10,7 +10,7 @@ from typing import Any
 
 from mb_data.errors import BadDocumentError, FormatLibraryError
 from mb_data.text.compressed import compression, content_suffix, decompressed
-from mb_data.text.input_files import InputRange
+from mb_data.text.input_files import InputRange, open_input
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """Suffix of a table of text -> delimiter of its columns."""
@@ -83,7 +83,7 @@ def _csv_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) ->
     csv.field_size_limit(sys.maxsize)  # the default rejects documents of more than 128 KiB
     rows: Rows = []
     size = 0
-    with path.open("rb") as raw, decompressed(raw, path) as stream:
+    with open_input(path) as raw, decompressed(raw, path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
         reader = csv.reader(text, delimiter=DELIMITERS[content_suffix(path)], strict=True)
         try:

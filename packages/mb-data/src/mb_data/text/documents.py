@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from mb_data.errors import BadDocumentError
 from mb_data.text.compressed import content_suffix, decompressed, strip_compression
 from mb_data.text.document_rows import is_table, read_rows, reject_unsupported
-from mb_data.text.input_files import InputRange
+from mb_data.text.input_files import InputRange, open_input
 
 CHUNK_BYTES = 1 << 20
 """Size at which a chunk is closed, in bytes. Documents are never split, so a larger document is a chunk by itself."""
@@ -110,7 +110,7 @@ def read_chunks(
         elif is_table(path):
             yield from _row_chunks(part, chunk_bytes, columns)
         else:
-            with path.open("rb") as raw, decompressed(raw, path) as stream:
+            with open_input(path) as raw, decompressed(raw, path) as stream:
                 content = stream.read()
             reject_json_lines(content, path)
             yield DocumentChunk(
@@ -249,7 +249,7 @@ def _line_chunks(part: InputRange, chunk_bytes: int) -> Iterator[DocumentChunk]:
     path = part.path
     lines: list[bytes | BadDocumentError] = []
     size, first = 0, 1
-    with path.open("rb") as raw, decompressed(raw, path) as stream:
+    with open_input(path) as raw, decompressed(raw, path) as stream:
         if part.start:
             raw.seek(part.start - 1)  # the byte before: it may be the end of a line
             _skip_line(stream)
@@ -294,7 +294,7 @@ def _overlong(location: Location) -> BadDocumentError:
 def _count_lines(path: Path, end: int) -> int:
     """Return the number of lines in the bytes of an uncompressed file before `end`."""
     number = 0
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         while end > 0 and (block := stream.read(min(CHUNK_BYTES, end))):
             number += block.count(b"\n")
             end -= len(block)

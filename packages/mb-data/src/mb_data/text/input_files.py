@@ -1,13 +1,16 @@
 """Files that are read: those of folders, ranges of large ones, and those of object storage."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from mb_data.errors import DataPathError, FormatLibraryError
+
+_REMOTE_BLOCK = 1 << 20
 
 _SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
@@ -45,6 +48,13 @@ def located_path(location: str | Path) -> Path:
 def is_local(path: Path) -> bool:
     """Return whether a path is one of this machine's file systems, not of object storage."""
     return isinstance(path, Path)
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open a file for reading; one of object storage in blocks of a megabyte."""
+    stream = path.open("rb")
+    # the files of fsspec lack readline(size)
+    return stream if is_local(path) else io.BufferedReader(cast(io.RawIOBase, stream), _REMOTE_BLOCK)
 
 
 def input_files(inputs: Sequence[str | Path]) -> list[Path]:

@@ -76,7 +76,7 @@ def shard_arguments(tmp_path, *more):
     return ["build", *inputs, "--shard-size", "400B", "--workers", 1, *more]
 
 
-def test_build_of_shards_goes_on_and_is_shown(tmp_path):
+def test_build_of_shards_resumes_and_is_shown(tmp_path):
     code, out, err = mb_data(*shard_arguments(tmp_path, "--deduplicate", "--min-chars", 11))
     assert (code, err) == (0, "")
     assert f"{tmp_path / 'mine'}: 20 documents, 240 tokens (uint16)\n  4 shards\n" in out

@@ -95,7 +95,7 @@ def test_a_bad_line_stops_the_build_or_is_counted(tmp_path, line, message):
     assert "a.jsonl:2: " in counts.bad_lines[0]
 
 
-def test_a_file_that_is_no_text_is_skipped_where_asked(tmp_path):
+def test_a_file_that_is_no_text_is_skipped_on_request(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.txt").write_bytes(b"\xff\xfe")

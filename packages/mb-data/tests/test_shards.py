@@ -107,7 +107,7 @@ def test_the_row_of_a_parquet_range_is_counted_from_the_beginning_of_the_file(tm
         build([tmp_path / "a.parquet"], tmp_path / "out", shard_bytes=1)
 
 
-def test_an_interrupted_build_goes_on_with_the_missing_shards(tmp_path, corpus):
+def test_an_interrupted_build_resumes_with_the_missing_shards(tmp_path, corpus):
     def interrupted(task, numbers):
         for number in [*numbers][:3]:
             yield task(number)
@@ -155,14 +155,14 @@ def test_a_killed_worker_loses_its_shard_only(tmp_path, corpus):
         ({"selection": Selection(min_characters=5)}, "selection was"),
     ],
 )
-def test_a_build_with_other_options_does_not_go_on(tmp_path, changed, named):
+def test_a_build_with_other_options_does_not_resume(tmp_path, changed, named):
     lines = write_lines(tmp_path / "a.jsonl", ["text"] * 40)
     build([lines], tmp_path / "out")
     with pytest.raises(ShardPlanError, match=named):
         build([lines], tmp_path / "out", **changed)
 
 
-def test_another_tokenizer_does_not_go_on(tmp_path):
+def test_another_tokenizer_is_rejected(tmp_path):
     bpe = pytest.importorskip("mb_data.tokenizers.bpe")
     lines = write_lines(tmp_path / "a.jsonl", ["some text to learn from"] * 40)
     for size in (260, 270):
@@ -372,7 +372,7 @@ class TestSlurm:
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         return tmp_path
 
-    def test_an_array_builds_the_shards_and_goes_on(self, sbatch):
+    def test_an_array_builds_the_shards_and_resumes(self, sbatch):
         lines = write_lines(sbatch / "a.jsonl", [f"text {number}" for number in range(40)])
         engine = select_engine("slurm", workers=2, slurm_options=["--partition=cpu"])
         (sbatch / "lose").touch()
@@ -387,7 +387,7 @@ class TestSlurm:
         assert "--wait --array=0-1 --requeue" in call
         assert call.endswith("--partition=cpu")
 
-    def test_the_error_of_a_job_is_told(self, sbatch):
+    def test_the_error_of_a_job_is_in_the_message(self, sbatch):
         lines = sbatch / "a.jsonl"
         lines.write_text("{broken\n")
         with pytest.raises(EngineError, match=r"a\.jsonl:1: is not JSON"):
@@ -400,7 +400,7 @@ class TestSlurm:
             build([lines], tmp_path / "out", engine=select_engine("slurm", workers=2))
 
 
-def test_ray_goes_on_when_a_worker_is_killed(tmp_path):
+def test_ray_continues_when_a_worker_is_killed(tmp_path):
     ray = pytest.importorskip("ray")
     lines = write_lines(tmp_path / "a.jsonl", [f"text {number}" for number in range(40)])
     program, marker = tmp_path / "deadly.py", tmp_path / "killed"

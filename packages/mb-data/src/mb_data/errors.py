@@ -117,7 +117,7 @@ class SectionFileError(DataError, ValueError):
 
 
 class ShardPlanError(DataError, ValueError):
-    """A sharded build cannot go on: options, inputs or functions are not those with which it began."""
+    """A sharded build cannot resume: options, inputs or functions are not those with which it began."""
 
     bad_input = True
 

@@ -160,7 +160,7 @@ def _check_prefix(prefix: str, *, overwrite: bool, is_sharded: bool) -> None:
 
 
 def _remove(prefix: str) -> None:
-    """Remove what is at a prefix, so that shards are built anew."""
+    """Remove what is at a prefix, so that all shards are built again."""
     for suffix in (".idx", ".bin"):
         located_path(f"{prefix}{suffix}").unlink(missing_ok=True)
     remove_folder(located_path(f"{prefix}.shards"))

@@ -54,8 +54,8 @@ class BuildOptions:
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Build shards of this much input (such as 1GiB) into PREFIX.shards, which a build that was "
-            "interrupted goes on with.",
+            help="Build shards of this much input (such as 1GiB) into PREFIX.shards, with which an "
+            "interrupted build resumes.",
             show_default=False,
         ),
     ] = None

@@ -25,7 +25,7 @@ LINE_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines", ".ldjson")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a document stands, for messages."""
+    """File and line of a document, for messages."""
 
     path: Path
     number: int | None

@@ -241,7 +241,7 @@ def _bytes_of_shards(prefix: str | Path) -> int:
 
     Raises:
         DataPathError: A shard does not exist.
-        IndexedFormatError: A shard has another size than the manifest says.
+        IndexedFormatError: A shard has another size than in the manifest.
     """
     total = 0
     for file in read_manifest(prefix):

@@ -12,7 +12,7 @@ from mb_data.errors import BadDocumentError, DocumentFunctionError
 from mb_data.text.documents import DocumentChunk, Location, Row, parse_document, text_of_row
 
 KEPT, DUPLICATE, BAD = "kept", "duplicate", "bad line"
-"""Reasons with a name; the others say which limit or function."""
+"""Reasons with a name; the others name a limit or function."""
 
 MAX_SAMPLES = 3
 """Texts that are kept to look at, for each reason."""
@@ -69,7 +69,7 @@ class Selection:
     deduplicate: bool = False
     """Keep only the first of equal texts. The texts that `select` yields are compared by its caller, in their order."""
     bad_lines: Literal["stop", "skip"] = "stop"
-    """What is done with a line or file that is no document: raise, or count it and go on."""
+    """What is done with a line or file that is no document: raise, or count it and continue."""
 
     @property
     def columns(self) -> list[str] | None:

@@ -57,7 +57,7 @@ def build_shards(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
 ) -> ShardedReport:
-    """Tokenize files into shards, and go on where an earlier call with the same arguments was interrupted.
+    """Tokenize files into shards, and resume where an earlier call with the same arguments was interrupted.
 
     Writes `prefix.shards/`, with a pair and a record for each shard and the manifest, and `prefix.idx`, the index of
     all. The tokens are those of `build_pair` with the same arguments, whatever the size of a shard and the engine.
@@ -76,7 +76,7 @@ def build_shards(
 
     Raises:
         PairExistsError: A pair has this prefix.
-        ShardPlanError: The build that would go on has other options or inputs.
+        ShardPlanError: The build to resume has other options or inputs.
         EngineError: The engine failed.
         The errors of `build_pair`.
     """

@@ -8,7 +8,7 @@ from mb_data.text.shards.shard import ShardTask
 
 
 def main(folder: str, step: str, tasks: str, numbers: str) -> None:
-    """Run the shards of this job; `SLURM_ARRAY_TASK_ID` says which."""
+    """Run the shards of this job; selected by `SLURM_ARRAY_TASK_ID`."""
     task = ShardTask(folder=folder, step="hash" if step == "hash" else "build")
     for number in [int(each) for each in numbers.split(",")][
         int(os.environ["SLURM_ARRAY_TASK_ID"]) :: int(tasks)

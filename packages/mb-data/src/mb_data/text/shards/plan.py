@@ -39,7 +39,7 @@ class ShardInput:
     part: InputRange
     size: int
     modified: float
-    """Time of the last modification, in seconds since the epoch; 0 where the storage tells none."""
+    """Time of the last modification, in seconds since the epoch; 0 where the storage has none."""
 
 
 def function_digests(selection: Selection) -> dict[str, str]:
@@ -53,7 +53,7 @@ def function_digests(selection: Selection) -> dict[str, str]:
 def write_plan(
     folder: Path, options: ShardOptions, shards: Iterable[Shard], *, forget: Callable[[int], None]
 ) -> int:
-    """Write the plan of a build; one that goes on keeps the shards whose inputs are unchanged. Return their number.
+    """Write the plan of a build; one that resumes keeps the shards whose inputs are unchanged. Return their number.
 
     Args:
         folder: Folder of the shards.
@@ -124,4 +124,4 @@ def _require_same_options(path: Path, there: dict[str, Any], here: dict[str, Any
     names = [field.name for field in fields(ShardOptions) if there.get(field.name) != here[field.name]]
     if names:
         listed = "; ".join(f"{name} was {there.get(name)!r} and is {here[name]!r}" for name in names)
-        raise ShardPlanError(f"{path}: the build that is to go on has other options: {listed}. {_ADVICE}")
+        raise ShardPlanError(f"{path}: the build to resume has other options: {listed}. {_ADVICE}")

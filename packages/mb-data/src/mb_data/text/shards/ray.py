@@ -34,7 +34,7 @@ def run_on_ray(task: ShardTask, numbers: Sequence[int]) -> Iterator[int]:
         raise error.cause from error
     except RayError as error:
         raise EngineError(
-            f"--engine ray: {error}. Shards that are whole are kept: call the command again to go on."
+            f"--engine ray: {error}. Shards that are whole are kept: call the command again to resume."
         ) from error
     finally:
         for reference in pending:

@@ -59,7 +59,7 @@ def hashes_path(folder: Path, number: int) -> Path:
 
 
 def duplicates_path(folder: Path, number: int) -> Path:
-    """Return the file that says which of the selected documents of a shard are duplicates: booleans [documents]."""
+    """Return the file with the marks of the selected documents of a shard that are duplicates: booleans [documents]."""
     return folder / f"{shard_name(number)}.duplicates.npy"
 
 

@@ -15,7 +15,7 @@ def slurm_engine(*, jobs: int, options: Sequence[str]) -> Engine:
     """Return an engine that submits an array of at most `jobs` jobs and waits for it.
 
     Every node must have this Python, the inputs, the tokenizer and the folder of the shards at the same paths. The
-    output of the jobs is written beside the shards. A job that Slurm requeues goes on with its missing shards.
+    output of the jobs is written next to the shards. A job that Slurm requeues resumes with its missing shards.
 
     Raises (when it runs):
         EngineError: `sbatch` is not there or refuses, or shards are missing at the end.
@@ -53,10 +53,10 @@ def slurm_engine(*, jobs: int, options: Sequence[str]) -> Engine:
         missing = [number for number in numbers if not is_done(folder, number, task.step)]
         yield from (number for number in numbers if number not in set(missing))
         if missing:
-            said = finished.stderr.strip() or f"sbatch ended with exit code {finished.returncode}"
+            reason = finished.stderr.strip() or f"sbatch ended with exit code {finished.returncode}"
             raise EngineError(
-                f"--engine slurm: {len(missing)} shards are missing, the first is {shard_name(missing[0])} ({said}). "
-                f"See {task.folder}/{task.step}-*.log; call the command again to go on."
+                f"--engine slurm: {len(missing)} shards are missing, the first is {shard_name(missing[0])} ({reason}). "
+                f"See {task.folder}/{task.step}-*.log; call the command again to resume."
             )
 
     return run

@@ -72,5 +72,5 @@ class ShardedTokens:
         opened = self._opened[number]
         if opened is None:
             opened = self._opened[number] = np.memmap(self._files[number].path, dtype=self.dtype, mode="r")
-        require_complete(opened._mmap, opened.filename)  # type: ignore[attr-defined, arg-type]
+        require_complete(opened._mmap, str(opened.filename))  # type: ignore[attr-defined]
         return opened

@@ -96,7 +96,7 @@ def run(page: Path) -> list[str]:
         record = Path(folder, "failed.txt")
         recorded = record.read_text().splitlines() if record.is_file() else []
     failed = [line for line in recorded if not any(re.search(part, line) for part in FAILING)]
-    verdict = f"{len(failed)} commands failed" if failed else "as it says"
+    verdict = f"{len(failed)} commands failed" if failed else "as described"
     print(
         f"== {page.relative_to(ROOT)}: {verdict}, {time.monotonic() - start:.0f} s",
         *failed,

@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set dataset.object_storage_cache_path and dataset.path_to_cache to local folders, and "
         "dataset.mmap_bin_files=false.",
         fails=("s3://bucket/mine", None, None, None, True, None),
-        passes=("s3://bucket/mine", None, None, "/tmp/index", False, "/tmp/cache"),
+        passes=("s3://bucket/mine", None, None, "/data/index", False, "/data/cache"),
     ),
     requires(
         "V044a",

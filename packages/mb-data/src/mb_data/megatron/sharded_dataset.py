@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from megatron.core.datasets.indexed_dataset import IndexedDataset, _BinReader, _IndexReader, get_idx_path
 
 from mb_data.text.shards.tokens import ShardedTokens
@@ -16,7 +17,7 @@ class ShardedBinReader(_BinReader):  # type: ignore[misc] # Megatron Core has no
     def read(self, dtype: Any, count: int, offset: int) -> Any:
         """Return `count` tokens from a byte offset."""
         start = offset // self._tokens.itemsize
-        return self._tokens.read(start, start + count)
+        return np.asarray(self._tokens.read(start, start + count), dtype)
 
 
 class ShardedDataset(IndexedDataset):  # type: ignore[misc] # Megatron Core has no types

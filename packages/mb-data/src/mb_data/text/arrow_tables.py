@@ -9,8 +9,7 @@ import pyarrow
 from pyarrow import ipc, parquet
 
 from mb_data.errors import BadDocumentError
-from mb_data.text.document_rows import is_parquet
-from mb_data.text.input_files import is_local
+from mb_data.text.input_files import is_local, is_parquet
 
 _MAGIC = b"ARROW1"
 """First bytes of Arrow's file format. Files of the streaming format, which Hugging Face writes, have none."""

@@ -15,16 +15,10 @@ from mb_data.text.input_files import InputRange, open_input
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """Suffix of a table of text -> delimiter of its columns."""
 
-_PARQUET = (".parquet", ".pq")
-_ARROW = (*_PARQUET, ".arrow", ".feather")
+_ARROW = (".parquet", ".pq", ".arrow", ".feather")
 _UNSUPPORTED = (".orc", ".avro", ".zip", ".tar", ".tgz", ".7z", ".lz4", ".xlsx", ".pkl", ".safetensors")
 
 Rows = list[dict[str, Any]]
-
-
-def is_parquet(path: Path) -> bool:
-    """Return True if a file is read as Parquet, by its suffix."""
-    return content_suffix(path) in _PARQUET and compression(path) is None
 
 
 def is_table(path: Path) -> bool:

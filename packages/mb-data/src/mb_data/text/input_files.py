@@ -45,6 +45,11 @@ def located_path(location: str | Path) -> Path:
     return cast(Path, library.UPath(str(location)))
 
 
+def is_parquet(path: Path) -> bool:
+    """Return True if a file is read as Parquet, by its suffix."""
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
 def is_local(path: Path) -> bool:
     """Return whether a path is one of this machine's file systems, not of object storage."""
     return isinstance(path, Path)

@@ -16,11 +16,11 @@ from mb_data.text.indexed import IndexedSummary, read_lengths, write_index
 from mb_data.text.input_files import input_files, is_local, located_path
 from mb_data.text.selection import Selection
 from mb_data.text.shards.cut import cut_files
-from mb_data.text.shards.engines import Engine
 from mb_data.text.shards.files import WORK_PREFIX, move, read_array, write_array, write_text
 from mb_data.text.shards.manifest import MANIFEST, ShardFile, encode_manifest
 from mb_data.text.shards.plan import ShardOptions, function_digests, write_plan
 from mb_data.text.shards.shard import (
+    Engine,
     ShardTask,
     Step,
     duplicates_path,

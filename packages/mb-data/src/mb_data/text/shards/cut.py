@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mb_data.text.compressed import compression
-from mb_data.text.document_rows import arrow_library, is_parquet
+from mb_data.text.document_rows import arrow_library
 from mb_data.text.documents import is_json
-from mb_data.text.input_files import InputRange
+from mb_data.text.input_files import InputRange, is_parquet
 
 Shard = tuple[InputRange, ...]
 

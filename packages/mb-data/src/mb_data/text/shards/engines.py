@@ -1,14 +1,11 @@
 """Engines of a sharded build: they call the same task for each shard, here, on Ray or on Slurm."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from mb_data.errors import EngineError
-from mb_data.text.shards.shard import ShardTask
+from mb_data.text.shards.shard import Engine
 from mb_data.text.workers import map_in_order
-
-Engine = Callable[[ShardTask, Sequence[int]], Iterator[int]]
-"""Function that runs a task for each shard number and yields the numbers as they are done."""
 
 ENGINES = ("local", "ray", "slurm")
 

@@ -13,7 +13,7 @@ _RETRIES = 5
 
 
 def run_on_ray(task: ShardTask, numbers: Sequence[int]) -> Iterator[int]:
-    """Run a task for each shard on a CPU of the cluster; see `mb_data.text.shards.engines.Engine`.
+    """Run a task for each shard on a CPU of the cluster; see `mb_data.text.shards.shard.Engine`.
 
     Every node must have this package, the inputs, the tokenizer and the folder of the shards at the same paths. A
     cluster that the caller has connected to is used.

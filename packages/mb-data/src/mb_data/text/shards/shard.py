@@ -1,7 +1,7 @@
 """One shard of a build: a function of the plan's folder and its number, which any process of any machine may call."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +41,10 @@ class ShardTask:
         if not is_done(folder, number, self.step):
             (_hash if self.step == "hash" else _build)(folder, number)
         return number
+
+
+Engine = Callable[[ShardTask, Sequence[int]], Iterator[int]]
+"""Function that runs a task for each shard number and yields the numbers as they are done."""
 
 
 def shard_name(number: int) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mb_data.errors import EngineError
 from mb_data.text.input_files import located_path
-from mb_data.text.shards.engines import Engine
-from mb_data.text.shards.shard import ShardTask, is_done, shard_name
+from mb_data.text.shards.shard import Engine, ShardTask, is_done, shard_name
 
 
 def slurm_engine(*, jobs: int, options: Sequence[str]) -> Engine:

@@ -28,7 +28,6 @@ PRECISION = {
         "nemotron_h_bf16_with_fp8_current_scaling_mixed register",
     ),
 }
-PEFTS = _all(CONFIG, "CanonicalLoRA DoRA LoRA PEFT")
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "training.config": {

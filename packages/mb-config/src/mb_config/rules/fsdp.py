@@ -10,7 +10,6 @@ from mb_schema.rules import Rule
 FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 """Fields that enable Megatron-FSDP. One is sufficient: resolving sets the other one."""
 
-_CHECKPOINT = ("checkpoint.ckpt_format", "checkpoint.save", "checkpoint.load")
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _OUTER = ("no_shard", "optim")
 

@@ -40,9 +40,7 @@ def render_memory_chart(
 
     body = [
         *_legend(),
-        *_grid(
-            top, step, y_position(0), [y_position(step * number) for number in range(round(top / step) + 1)]
-        ),
+        *_grid(step, [y_position(step * number) for number in range(round(top / step) + 1)]),
         *_bars(plan.stages, top, bottom),
     ]
     if limit_bytes is not None:
@@ -77,7 +75,7 @@ def _legend() -> list[str]:
     return lines
 
 
-def _grid(top: float, step: float, base: float, heights: Sequence[float]) -> list[str]:
+def _grid(step: float, heights: Sequence[float]) -> list[str]:
     lines = []
     for number, at in enumerate(heights):
         lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{at}" y2="{at}"/>')

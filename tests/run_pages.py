@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "meta" / "examples" / "own_project" / "src"
 LEFT_OUT = {
     r"^(uv )?pip install|^export PIP_|^uv ": "an installation",
     r"^(srun|sbatch|torchrun|nsys)|^mb launch (?!.*--script-only)|/shared/|/data/runs": "a cluster or GPUs",
-    r"s3://|^mlflow|^wandb|wandb_|mlflow_|^mb report --serve|^mb watch": "a service",
+    r"s3://|^mlflow|^wandb|wandb_|mlflow_|^mb report --serve|^mb watch|arc_easy": "a service",
     r"--model-type": "a model of another family",
     r"\.\.\.|^cd ": "only described",
 }

@@ -136,3 +136,36 @@ def reserve_and_save(shape, section):
     run.manager.finalize_async_saves(blocking=True, terminate=True)
     run.manager.close()
     return reserved, used
+
+
+def phases_with_a_library(folder):
+    """Let a library without a device write a file of this rank; return the results in turn, and the files recorded."""
+    import time
+    from pathlib import Path
+
+    from mb_checkpoint.save.background_writer import BackgroundWriter
+    from mb_checkpoint.save.nvrx_async import NvrxWriter
+    from mb_checkpoint.save.writing import DataFile, Piece, collect_results
+
+    class Queue:
+        def schedule_async_request(self, request):
+            Path(folder, "__0_0.distcp").write_bytes(b"weights")
+
+        def maybe_finalize_async_calls(self, blocking):
+            return [1]
+
+        def close(self, abort):
+            pass
+
+    writer = NvrxWriter.__new__(NvrxWriter)  # without the library
+    writer._queue, writer._finisher = Queue(), BackgroundWriter(start_method="fork")
+    writer._request, writer._writing, writer._checksum = None, None, "sha256"
+    position = DataFile(name="position.bin", pieces=(Piece(index=None, data=b"position"),), checksum="sha256")
+    writer.write(Path(folder), 0, [position])
+    results = [writer.result()]
+    while results[-1] is None:
+        time.sleep(0.01)
+        results.append(writer.result())
+    writer.close()
+    files = collect_results(Path(folder), 1)[0].files
+    return results[0] is None, results[-1].failure, [(file.name, file.checksum) for file in files]

@@ -1,5 +1,6 @@
 """Background writer of nvidia-resiliency-ext, if a version is installed that Megatron Core can use."""
 
+import hashlib
 import importlib.metadata
 
 import async_work
@@ -31,3 +32,10 @@ def test_a_run_resumed_from_its_background_save_equals_a_straight_one(two_ranks,
 def test_without_it_the_writer_of_this_package_is_used(one_rank, tmp_path):
     section = {"save": str(tmp_path), "async_strategy": "nvrx"}
     assert one_rank.run(async_work.describe_writer, section) == ["BackgroundWriter"]
+
+
+def test_each_rank_hashes_what_the_library_wrote_for_it_and_writes_the_position(one_rank, tmp_path):
+    [(was_hashing, failure, files)] = one_rank.run(async_work.phases_with_a_library, str(tmp_path))
+    digests = [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in (b"weights", b"position")]
+    assert (was_hashing, failure) == (True, None)
+    assert files == list(zip(["__0_0.distcp", "position.bin"], digests, strict=True))

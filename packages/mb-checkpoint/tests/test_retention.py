@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from mb_checkpoint import CheckpointNotFoundError
 from mb_checkpoint.formats.layout import steps_in
-from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.formats.manifest import Manifest, find_hash_mismatches, read_manifest
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
 from mb_checkpoint.save.retention import prune, steps_to_remove
+from mb_checkpoint.save.writing import WrittenFiles, hash_files, write_result
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
 
@@ -228,6 +229,7 @@ def test_keeping_no_checkpoint_is_rejected(keep):
 def finalized(root, step, verified):
     """Commit a checkpoint as in the writer process; return the result, and the bytes read beyond those of the save."""
     staging = complete_checkpoint.fill(open_staging(root, step), step)
+    write_result(staging, 0, WrittenFiles())
     job = FinalizeJob(
         root=root,
         staging=staging,
@@ -255,3 +257,27 @@ def test_a_save_in_another_process_knows_what_the_run_found_damaged(tmp_path):
     verified.distrust(tmp_path / "iter_0000020", "has a flipped bit")
     done, _ = finalized(tmp_path, 30, verified)
     assert (done.pruned.removed, [path.name for path, _ in done.pruned.damaged]) == ((), ["iter_0000020"])
+
+
+@pytest.mark.parametrize("ranks", [16, 64, 256])
+def test_the_rank_that_commits_reads_no_data_file(tmp_path, ranks):
+    """Files that another writer wrote are hashed by the rank whose they are."""
+    staging = open_staging(tmp_path, 1)
+    for name in ("train_state.pt", "run_config.yaml"):
+        (staging / name).write_bytes(b"12345")
+    for rank in range(ranks):
+        (staging / f"__{rank}_0.distcp").write_bytes(b"x" * 1000)
+        write_result(staging, rank, WrittenFiles(files=hash_files(staging, rank, algorithm="xxh3_128")))
+    job = FinalizeJob(
+        root=tmp_path,
+        staging=staging,
+        world_size=ranks,
+        index=None,
+        facts=Manifest(step=1, files=()),
+        keep=-1,
+        retain_interval=None,
+    )
+    read = []
+    done = finalize_save(job, progress=read.append)
+    assert (sum(read), done.total_bytes) == (10, 1000 * ranks + 10)
+    assert find_hash_mismatches(done.path, read_manifest(done.path).files) == []

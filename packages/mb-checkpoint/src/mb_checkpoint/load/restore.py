@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import gather
+from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError
@@ -67,7 +67,8 @@ class StateRestorer:
             total = merge_over_ranks(mcore.shapes_of(all_sections))
             reject_empty_selection(keep, accepted=len(model_shapes), total=len(total))
         if self._contents.shapes is not None:
-            padded = set[str]().union(*gather(mcore.padded_tensors(sections)))
+            by_rank = gather_on_rank_zero(mcore.padded_tensors(sections))
+            padded = on_rank_zero(lambda: set[str]().union(*by_rank))
             differing = check_shapes(
                 model_shapes,
                 self._contents.model_shapes,

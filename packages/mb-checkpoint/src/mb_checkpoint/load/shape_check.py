@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from mb_checkpoint.collectives import gather
+from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero
 from mb_checkpoint.errors import CheckpointShapeError, first_of
 
 
@@ -78,8 +78,6 @@ def padding_note(
 
 
 def merge_over_ranks(local_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that any rank requests. Collective."""
-    merged: dict[str, tuple[int, ...]] = {}
-    for shapes in gather(local_shapes):
-        merged |= shapes
-    return merged
+    """Return the shapes that any rank requests. Collective; rank 0 alone receives those of all ranks."""
+    by_rank = gather_on_rank_zero(local_shapes)
+    return on_rank_zero(lambda: {key: shape for shapes in by_rank for key, shape in shapes.items()})

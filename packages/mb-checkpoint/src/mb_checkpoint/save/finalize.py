@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.formats.checksums import Checksum
-from mb_checkpoint.formats.manifest import FileEntry, Manifest
+from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.inspect.best import BEST_METRIC, link_best
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.save.commit import commit, fsync_and_write_manifest
@@ -64,16 +64,15 @@ def finalize_save(
 
     Args:
         job: The save to finalize.
-        progress: Called with the number of bytes of each chunk that is read for hashing, where another writer wrote it.
+        progress: Called with the number of bytes of each chunk of the small files that is read for hashing.
 
     Raises:
         OSError: Writing failed; earlier checkpoints are unchanged.
     """
-    entries: list[FileEntry] = []
+    results = collect_results(job.staging, job.world_size)
     if job.index is not None:
-        results = collect_results(job.staging, job.world_size)
         FileSystemWriter(job.staging).finish(job.index, [list(result.results) for result in results])
-        entries = [entry for result in results for entry in result.files]
+    entries = [entry for result in results for entry in result.files]
     manifest = fsync_and_write_manifest(
         job.staging, job.facts, written=entries, checksum=job.checksum, progress=progress
     )

@@ -1,6 +1,7 @@
 """Access to the background writer of nvidia-resiliency-ext (0.6 or newer), the strategy "nvrx" of Megatron Core.
 
-It writes the data files and their index. The writer process of this package writes the manifest and commits.
+It writes the data files and their index. Then the writer process of each rank hashes the files of that rank, and the
+one of rank 0 writes the manifest and commits.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.save.background_writer import BackgroundWriter
 from mb_checkpoint.save.device_sync import wait_for_current_device
-from mb_checkpoint.save.worker import JobResult, WriterJob
+from mb_checkpoint.save.worker import HashJob, JobResult, WriterJob
 from mb_checkpoint.save.write_plan import WritePlan
 from mb_checkpoint.save.writing import DataFile
 
@@ -63,8 +64,9 @@ class NvrxWriter:
         persistent = torch.cuda.is_available()  # its persistent process divides by the number of GPUs
         self._queue: Any = get_async_strategy("nvrx", module="AsyncCallsQueue")[1](persistent=persistent)
         self._finisher = finisher
+        self._checksum = config.checksum
         self._request: Any = None
-        self._writing = False
+        self._writing: HashJob | None = None
 
     @property
     def staged_bytes(self) -> int:
@@ -100,39 +102,41 @@ class NvrxWriter:
         return WritePlan(files=(), index=None)
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Submit the planned save; the arguments are those of `BackgroundWriter.write` and are not used.
+        """Submit the planned save; `files` are those of this package alone: the position of the data loader.
 
         Waits for the device: the persistent process of that library copies the tensors on a separate stream.
         """
         wait_for_current_device()
         self._queue.schedule_async_request(self._request)
-        self._request, self._writing = None, True
+        self._request = None
+        self._writing = HashJob(folder=folder, rank=rank, files=tuple(files), checksum=self._checksum)
 
     def submit(self, job: WriterJob) -> None:
         """Submit the finalization of the save."""
         self._finisher.submit(job)
 
     def result(self) -> JobResult | None:
-        """Return the result of writing the data, then that of finalizing the save."""
-        if not self._writing:
+        """Return the result of writing and hashing the data, then that of finalizing the save."""
+        if self._writing is None:
             return self._finisher.result()
         try:
             if not self._queue.maybe_finalize_async_calls(blocking=False):
                 return None
+            self._finisher.submit(self._writing)
         except FAILURES as error:
-            self._writing = False
+            self._writing = None
             return JobResult(failure=cause_of(error))
-        self._writing = False
-        return JobResult()
+        self._writing = None
+        return None
 
     def stop(self) -> None:
         """Kill both processes; the next save starts new ones."""
-        self._writing = False
+        self._writing = None
         self._queue.close(abort=True)
         self._finisher.stop()
 
     def close(self) -> None:
         """Kill both processes and release their resources."""
-        self._writing = False
+        self._writing = None
         self._queue.close(abort=True)
         self._finisher.close()

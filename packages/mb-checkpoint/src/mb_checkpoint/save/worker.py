@@ -15,9 +15,10 @@ from threading import Lock
 import torch
 
 from mb_checkpoint.errors import cause_of
+from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob, finalize_save
 from mb_checkpoint.save.staging_buffer import StagingBuffer
-from mb_checkpoint.save.writing import DataFile, write_files, write_result
+from mb_checkpoint.save.writing import DataFile, WrittenFiles, hash_files, write_files, write_result
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +35,19 @@ class WriteJob:
     files: tuple[DataFile, ...]
 
 
-WriterJob = WriteJob | FinalizeJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashJob:
+    """Data files of one rank that another writer wrote, to be hashed and forced to the disk."""
+
+    folder: Path
+    rank: int
+    files: tuple[DataFile, ...]
+    """Further files of the rank, of which the other writer has none: with serialized objects, to be written."""
+    checksum: Checksum = "xxh3_128"
+    """Algorithm of the checksums."""
+
+
+WriterJob = WriteJob | HashJob | FinalizeJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +109,12 @@ def _run_job(job: WriterJob, memory: StagingBuffer, count: Callable[[int], None]
     try:
         if isinstance(job, FinalizeJob):
             return JobResult(finished=finalize_save(job, progress=count))
-        write_result(
-            job.folder,
-            job.rank,
-            write_files(job.folder, memory.resolve(job.files), progress=count),
-        )
+        if isinstance(job, HashJob):
+            found = hash_files(job.folder, job.rank, algorithm=job.checksum, progress=count)
+            written = WrittenFiles(files=found + write_files(job.folder, job.files, progress=count).files)
+        else:
+            written = write_files(job.folder, memory.resolve(job.files), progress=count)
+        write_result(job.folder, job.rank, written)
         return JobResult()
     except Exception as error:  # noqa: BLE001  # not swallowed: the training process reports it to all ranks
         return JobResult(failure=cause_of(error))

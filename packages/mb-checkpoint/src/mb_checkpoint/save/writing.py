@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
 from mb_checkpoint.formats.checksums import HASHES, Checksum
-from mb_checkpoint.formats.manifest import FileEntry
+from mb_checkpoint.formats.manifest import FileEntry, hash_file
+from mb_checkpoint.save.commit import fsync_path
 from mb_checkpoint.save.device_sync import Synchronize, wait_for_devices
 
 
@@ -167,6 +168,27 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     local = local.cpu()
     alone = local.untyped_storage().nbytes() == local.numel() * local.element_size()
     return local if alone and local.is_contiguous() else local.clone(memory_format=torch.contiguous_format)
+
+
+def hash_files(
+    folder: Path, rank: int, *, algorithm: Checksum, progress: Callable[[int], object] = lambda _bytes: None
+) -> tuple[FileEntry, ...]:
+    """Hash the data files of one rank that another writer wrote, and force them to the disk.
+
+    Args:
+        folder: The staging folder.
+        rank: The rank, whose files are `__RANK_*.distcp`.
+        algorithm: Algorithm of the checksums.
+        progress: Called with the number of bytes of each chunk.
+
+    Raises:
+        OSError: A file could not be read.
+    """
+    entries = []
+    for path in sorted(folder.glob(f"__{rank}_*.distcp")):
+        fsync_path(path)
+        entries.append(hash_file(path, name=path.name, algorithm=algorithm, progress=progress))
+    return tuple(entries)
 
 
 RESULT = ".written_{}"

@@ -68,6 +68,31 @@ def test_initial_ranks_are_numbers():
     assert store.get_initial_ranks([0]) == [3]
 
 
+@pytest.mark.parametrize("ranks", [16, 64, 256, 2048])
+def test_a_request_names_a_bounded_number_of_keys(ranks):
+    """One request of the server takes a time that grows with the square of the keys in it."""
+
+    class Server:
+        def __init__(self):
+            self.requests = []
+
+        def check(self, keys):
+            self.requests.append(len(keys))
+            return True
+
+        def multi_get(self, keys):
+            self.requests.append(len(keys))
+            return [key.encode() for key in keys]
+
+    store = SharedStore.__new__(SharedStore)
+    store._store = server = Server()
+    keys = [f"key{rank}" for rank in range(ranks)]
+    assert store.multi_get(keys) == [key.encode() for key in keys]
+    assert store.check(keys)
+    assert sum(server.requests) == 3 * ranks
+    assert (max(server.requests), len(server.requests)) == (min(ranks, 512), 3 * -(-ranks // 512))
+
+
 @pytest.mark.matrix
 @pytest.mark.slow
 def test_the_last_permitted_attempt_ends_the_run_on_all_ranks(tmp_path):

@@ -15,6 +15,8 @@ NVRX = "nvrx"
 """Prefix of the keys of NVRx's wrapper."""
 POLL_SECONDS = 0.05
 """Interval at which a waiting thread checks its keys."""
+MAX_KEYS = 512
+"""Keys of one request: the server of torch's stores takes a time that grows with the square of their number."""
 
 
 class SharedStore(Store, StoreMixin):  # type: ignore[misc]  # NVRx has no types
@@ -50,10 +52,11 @@ class SharedStore(Store, StoreMixin):  # type: ignore[misc]  # NVRx has no types
             DistStoreError: they are not set within `timeout`.
         """
         deadline = time.monotonic() + timeout.total_seconds()
-        while not self._store.check(keys):
-            if time.monotonic() >= deadline:
-                raise DistStoreError(f"{keys}: not set within {timeout}")
-            time.sleep(min(POLL_SECONDS, timeout.total_seconds()))
+        for part in _parts(keys):  # a key that is set is not asked for again
+            while not self._store.check(part):
+                if time.monotonic() >= deadline:
+                    raise DistStoreError(f"{part}: not set within {timeout}")
+                time.sleep(min(POLL_SECONDS, timeout.total_seconds()))
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
@@ -67,7 +70,7 @@ class SharedStore(Store, StoreMixin):  # type: ignore[misc]  # NVRx has no types
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Return the values of keys, and wait for those that are not set."""
         self.wait(keys)
-        return [bytes(value) for value in self._store.multi_get(keys)]
+        return [bytes(value) for part in _parts(keys) for value in self._store.multi_get(part)]
 
     def add(self, key: str, number: int) -> int:
         """Add to a counter, and return its new value."""
@@ -79,8 +82,12 @@ class SharedStore(Store, StoreMixin):  # type: ignore[misc]  # NVRx has no types
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are set."""
-        return bool(self._store.check(keys))
+        return all(self._store.check(part) for part in _parts(keys))
 
     def has_extended_api(self) -> bool:
         """Return True: `append` and `multi_get` are supported."""
         return True
+
+
+def _parts(keys: list[str]) -> list[list[str]]:
+    return [keys[first : first + MAX_KEYS] for first in range(0, len(keys), MAX_KEYS)]

@@ -78,6 +78,21 @@ def test_a_published_model_passes_every_rule_at_its_world_size_and_twice_that(na
     assert [str(problem) for problem in findings.problems] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "accepted", "rejected"), [("llama31_405b", 8192, 16384), ("deepseek_v3", 2048, 4096)]
+)
+def test_the_largest_world_size_that_a_summary_names_is_the_largest_that_fills_its_batch(
+    name, accepted, rejected
+):
+    assert f"{accepted:,} GPUs" in RECIPES[name].summary
+    found = {}
+    for size in (accepted, rejected):
+        target = TargetMachine(world_size=size, gpu="h100", transformer_engine="2.20")
+        problems = examine_request(CommandInput(arguments=[name]), target=target).result.problems
+        found[size] = any("train.global_batch_size: " in str(problem) for problem in problems)
+    assert found == {accepted: False, rejected: True}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_its_published_size(name):
     config = RECIPES[name].build()

@@ -80,7 +80,7 @@ def deepseek_v3() -> ConfigContainer:
 
 RECIPES = {
     "deepseek_v3": Recipe(
-        summary="DeepSeek-V3 671B, 4,096 tokens, one further token; 1,024 GPUs and multiples: TP 2, PP 16, EP 64",
+        summary="DeepSeek-V3 671B, 4,096 tokens, one further token; 1,024 or 2,048 GPUs: TP 2, PP 16, EP 64",
         build=deepseek_v3,
         processes=1024,
     )

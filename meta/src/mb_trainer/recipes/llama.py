@@ -131,7 +131,7 @@ RECIPES = {
         processes=64,
     ),
     "llama31_405b": Recipe(
-        summary="Llama 3.1 405B, 8,192 tokens; 1,024 GPUs and multiples: TP 8, PP 8, CP 2",
+        summary="Llama 3.1 405B, 8,192 tokens; 1,024 to 8,192 GPUs, powers of two: TP 8, PP 8, CP 2",
         build=llama31_405b,
         processes=1024,
     ),

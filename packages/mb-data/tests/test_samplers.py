@@ -1,5 +1,7 @@
+import tracemalloc
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,3 +135,25 @@ def test_more_consumed_samples_than_exist_are_rejected():
 def test_impossible_positions_are_rejected(make, wrong):
     with pytest.raises(ValueError, match="Correct them"):
         make(**wrong)
+
+
+@pytest.mark.parametrize("samples", [1, 5, 65_536, 65_537, 300_000])
+def test_an_epoch_has_the_order_of_numpys_permutation(samples):
+    """A resumed run continues in the order of the versions before, which stored the permutation in 8 bytes a sample."""
+    place = {"micro_batch_size": 1, "data_parallel_rank": 0, "data_parallel_size": 1}
+    epoch = 2
+    batches = iter(CyclicSampler(total_samples=samples, consumed_samples=epoch * samples, seed=7, **place))
+    expected = np.random.default_rng((7, epoch)).permutation(samples)[:100]
+    assert [next(batches)[0] for _ in expected] == expected.tolist()
+
+
+def test_an_epoch_takes_four_bytes_a_sample_also_at_its_end():
+    samples = 1_000_000
+    place = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
+    tracemalloc.start()
+    try:
+        batches = iter(CyclicSampler(total_samples=samples, consumed_samples=samples - 2, seed=7, **place))
+        next(batches), next(batches)
+        assert tracemalloc.get_traced_memory()[1] < 4.1 * samples
+    finally:
+        tracemalloc.stop()

@@ -122,16 +122,24 @@ class CyclicSampler(RankSampler):
     def __iter__(self) -> Iterator[list[int]]:
         position = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
         number = -1
-        order: NDArray[np.int64] = np.empty(0, np.int64)
+        order: NDArray[np.unsignedinteger] | None = None
         while True:
             batch = []
             for index in range(position, position + self.micro_batch_size):
                 if index // self.total_samples != number:
                     number = index // self.total_samples
-                    order = np.random.default_rng((self.seed, number)).permutation(self.total_samples)
-                batch.append(int(order[index % self.total_samples]))
+                    order = None  # the memory of one order, not of two
+                    order = _order_of_epoch(self.total_samples, self.seed, number)
+                batch.append(int(order[index % self.total_samples]))  # type: ignore[index]  # of the first index
             yield batch
             position += self.step
+
+
+def _order_of_epoch(samples: int, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
+    """Return `default_rng((seed, epoch)).permutation(samples)` in 4 bytes a sample; runs in progress rely on it."""
+    order = np.arange(samples, dtype=np.min_scalar_type(max(samples - 1, 2**16)))
+    np.random.default_rng((seed, epoch)).shuffle(order)
+    return order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

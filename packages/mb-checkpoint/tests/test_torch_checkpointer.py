@@ -469,7 +469,8 @@ DIFFERENT = """
 import sys
 import torch
 import torch.distributed as dist
-from mb_checkpoint import CheckpointLayoutError, TorchCheckpointer
+from mb_checkpoint import TorchCheckpointer
+from mb_checkpoint.errors import CheckpointLayoutError
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)

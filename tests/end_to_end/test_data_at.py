@@ -67,3 +67,26 @@ def test_the_text_has_its_documents_and_losses(trained, tmp_path):
     assert "tokens " in text
     missing = CliRunner().invoke(app, ["data", "at", str(tmp_path / "run"), "--step", "99"])
     assert (missing.exit_code, "the run ended at step 6" in missing.stderr) == (2, True)
+
+
+def test_the_documents_of_shards_are_found_in_their_inputs(overrides, tmp_path):
+    lines = tmp_path / "text.jsonl"
+    texts = [f"this is the text of document {number}, and no other" for number in range(200)]
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    built = ["data", "build", "--input", str(lines), "--tokenizer", "ByteTokenizer", "--shard-size", "2KB"]
+    assert CliRunner().invoke(app, [*built, "--out", str(tmp_path / "shards")]).exit_code == 0
+    dataset = {"seq_length": 32, "data_path": str(tmp_path / "shards"), "split": "90,5,5"}
+    dataset |= {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
+    section = "{_target_: mb_data.config.GPTDatasetConfig, " + json.dumps(dataset)[1:].replace('"', "")
+    words = [word for word in overrides if not word.startswith("dataset.")]
+    section = section.replace("90,5,5", "'90,5,5'")
+    train_here(
+        [*words, f"dataset={section}", "tokenizer.tokenizer_type=ByteTokenizer", "train.train_iters=2"],
+        tmp_path / "run",
+    )
+    step = json.loads(answer(str(tmp_path / "run"), "--step", "2", "--origins", "--json"))
+    parts = [part for sequence in step["sequences"] for part in sequence["documents"]]
+    assert parts
+    assert all(part["origin"] == f"{lines}:{1 + part['document']}" for part in parts)
+    text = answer(str(tmp_path / "run"), "--step", "2", "--origins")
+    assert f", from {parts[0]['origin']}\n" in text

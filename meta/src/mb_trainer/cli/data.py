@@ -7,7 +7,8 @@ import typer
 
 from mb_config.cli.options import Json
 from mb_data.cli import app as mb_data_app
-from mb_data.cli.app import StepOptions, Workers
+from mb_data.cli.app import Workers
+from mb_data.cli.options import StepOptions
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 from mb_trainer.cli.options import ConfigFiles, Recipe, command
 
@@ -40,11 +41,4 @@ def at(options: StepOptions) -> None:
     with exit_codes():
         position = import_module("mb_data.loading.step_batch").find_step(options.run, options.step)
         request = command("index_request").read_index_request([str(options.run / "run_config.yaml")])
-        import_module("mb_data.cli.at").print_step(
-            options.run,
-            position,
-            request,
-            rank=options.rank,
-            full=options.full,
-            as_json=options.json,
-        )
+        import_module("mb_data.cli.at").print_step(options, position, request)

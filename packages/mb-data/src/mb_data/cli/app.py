@@ -3,14 +3,13 @@
 Each command imports its implementation when it is called, so that `--help` is fast.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mb_data.cli.build_options import AsJson, BuildOptions
+from mb_data.cli.options import AsJson, BuildOptions, StepOptions
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 
 Prefix = Annotated[
@@ -88,20 +87,6 @@ def index(
         implementation.index(request, workers=workers, as_json=json)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOptions:
-    """Arguments and options of `at`."""
-
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
-    step: Annotated[int, typer.Option(min=1, metavar="N", help="Number of the step.")]
-    rank: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="R", help="Data-parallel rank; default: all.", show_default=False),
-    ] = None
-    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False
-    json: AsJson = False
-
-
 @app.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 120")
 @common_options
 def at(options: StepOptions) -> None:
@@ -112,14 +97,7 @@ def at(options: StepOptions) -> None:
     with exit_codes():
         position = import_module("mb_data.loading.step_batch").find_step(options.run, options.step)
         request = import_module("mb_data.cli.index").read_request([options.run / "run_config.yaml"])
-        import_module("mb_data.cli.at").print_step(
-            options.run,
-            position,
-            request,
-            rank=options.rank,
-            full=options.full,
-            as_json=options.json,
-        )
+        import_module("mb_data.cli.at").print_step(options, position, request)
 
 
 @documents.command(cls=CommandWithExample, epilog="data/mine 3 --tokenizer tokenizer.json")

@@ -1,8 +1,10 @@
 """Command `at`: the text of one step of a run."""
 
 import json
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
+from mb_data.cli.options import StepOptions
 from mb_data.loading.step_batch import (
     StepPosition,
     StepSequence,
@@ -11,6 +13,7 @@ from mb_data.loading.step_batch import (
     step_sequences,
 )
 from mb_data.megatron.sample_indices import IndexRequest
+from mb_data.text.shards.origin import document_origins
 from mb_data.tokenizers.base import Tokenizer
 from mb_data.tokenizers.run_tokenizer import prepare_tokenizer
 
@@ -18,33 +21,24 @@ SHOWN = 240
 """Characters of a text that are printed without `--full`."""
 
 
-def print_step(
-    run: Path,
-    position: StepPosition,
-    request: IndexRequest,
-    *,
-    rank: int | None,
-    full: bool,
-    as_json: bool,
-) -> None:
-    """Print the documents, offsets and text of the sequences of a step, with its losses.
+def print_step(options: StepOptions, position: StepPosition, request: IndexRequest) -> None:
+    """Print the documents, offsets and text of the sequences of a step, with its losses; as JSON also the tokens.
 
     Args:
-        run: Run folder, with run_config.yaml and metrics.jsonl.
+        options: Arguments of the command, with the run folder, which has run_config.yaml and metrics.jsonl.
         position: Position of the step in the data; see `find_step`.
         request: Settings of the run.
-        rank: Data-parallel rank; None: all.
-        full: Print whole texts.
-        as_json: Print one JSON object, with the tokens and whole texts.
 
     Raises:
         UnknownStepError: The run has no such rank.
+        ShardPlanError: With `--origins`, an input changed since the shards were built.
     """
     tokenizer = prepare_tokenizer(request.section, request.tokenizer, saved_in=request.tokenizer_folder)
     datasets = datasets_of(request, tokenizer)
-    sequences = step_sequences(datasets, batch_settings_of(run), position, rank=rank)
-    if as_json:
-        print(json.dumps(_as_data(position, list(sequences), tokenizer), indent=1))
+    sequences = list(step_sequences(datasets, batch_settings_of(options.run), position, rank=options.rank))
+    origins = _origins(sequences) if options.origins else {}
+    if options.json:
+        print(json.dumps(_as_data(position, sequences, tokenizer, origins), indent=1))
         return
     values = ", ".join(f"{name} {value:.6g}" for name, value in position.metrics.items())
     end = position.consumed + position.samples
@@ -53,14 +47,37 @@ def print_step(
         print(f"\nsequence {number}, sample {sequence.index}")
         for part in sequence.parts:
             last = part.offset + part.tokens
-            print(f"  document {part.document} of {part.source}, tokens {part.offset:,} to {last - 1:,}")
+            origin = origins.get((part.source, part.document))
+            print(
+                f"  document {part.document} of {part.source}, tokens {part.offset:,} to {last - 1:,}"
+                + (f", from {origin}" if origin else "")
+            )
         for text in sequence.texts(tokenizer):
-            shown = text if full or len(text) <= SHOWN else f"{text[:SHOWN]} ... ({len(text):,} characters)"
+            shown = (
+                text
+                if options.full or len(text) <= SHOWN
+                else f"{text[:SHOWN]} ... ({len(text):,} characters)"
+            )
             print("\n".join(f"    {line}" for line in shown.splitlines()))
 
 
+def _origins(sequences: Sequence[StepSequence]) -> dict[tuple[str, int], str]:
+    """Return the file and line of each document of shards, by prefix and number."""
+    documents: dict[str, set[int]] = defaultdict(set)
+    for part in (part for sequence in sequences for part in sequence.parts):
+        documents[part.source].add(part.document)
+    return {
+        (source, number): origin
+        for source, numbers in documents.items()
+        for number, origin in document_origins(source, numbers).items()
+    }
+
+
 def _as_data(
-    position: StepPosition, sequences: list[StepSequence], tokenizer: Tokenizer
+    position: StepPosition,
+    sequences: Sequence[StepSequence],
+    tokenizer: Tokenizer,
+    origins: Mapping[tuple[str, int], str],
 ) -> dict[str, object]:
     return {
         "step": position.step,
@@ -77,6 +94,7 @@ def _as_data(
                         "document": part.document,
                         "offset": part.offset,
                         "tokens": part.tokens,
+                        "origin": origins.get((part.source, part.document)),
                     }
                     for part in sequence.parts
                 ],

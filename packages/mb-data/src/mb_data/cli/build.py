@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from mb_data.cli.build_options import BuildOptions
+from mb_data.cli.options import BuildOptions
 from mb_data.cli.progress import print_result, progress_bar
 from mb_data.errors import BuildOptionError, DataPathError, PairExistsError
 from mb_data.text.build import PairReport, build_pair

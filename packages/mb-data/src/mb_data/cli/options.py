@@ -1,4 +1,4 @@
-"""Options of the command `build`."""
+"""Options of the commands `build` and `at`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,4 +67,24 @@ class BuildOptions:
         typer.Option(metavar="OPTION", help="Option of sbatch, such as --partition=cpu; repeatable."),
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False
+    json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Arguments and options of `at`."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+    step: Annotated[int, typer.Option(min=1, metavar="N", help="Number of the step.")]
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="R", help="Data-parallel rank; default: all.", show_default=False),
+    ] = None
+    full: Annotated[bool, typer.Option("--full", help="Print whole texts.")] = False
+    origins: Annotated[
+        bool,
+        typer.Option(
+            "--origins", help="Also the input file and line of each document of shards, which are read again."
+        ),
+    ] = False
     json: AsJson = False

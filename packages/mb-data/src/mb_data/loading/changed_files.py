@@ -13,7 +13,7 @@ SUFFIXES = (".bin", ".idx", ".npy")
 def require_complete(mapped: mmap.mmap | None, file: str | Path) -> None:
     """Raise if a mapped file is shorter than its mapping; call it before a read, which would kill this process.
 
-    Reads the size of the open file, which takes less than a microsecond.
+    Reads the size of the open file, which takes about a microsecond.
 
     Args:
         mapped: The mapping; None: the file is not mapped.

@@ -50,7 +50,7 @@ class RankConsole:
     A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
     visible progress bar; elsewhere no bar is rendered. If the log cannot be written, as on a full disk, one warning is
     printed to stderr, and the run continues: see `LineFile`. The same holds for a console that cannot be written, such
-    as a pipe whose reader has ended: see `LastingStream`.
+    as a pipe whose reader has ended: see `FaultTolerantStream`.
 
     Args:
         rank: Rank of this process.
@@ -70,7 +70,7 @@ class RankConsole:
         self.rank = rank
         self.is_logging_rank = is_logging_rank
         output = stream or sys.stdout
-        file = None if output is None else LastingStream(output, warn=self.log)
+        file = None if output is None else FaultTolerantStream(output, warn=self.log)
         self._terminal = rich_console.Console(
             file=cast("TextIO | None", file), highlight=False, markup=False, soft_wrap=True
         )
@@ -156,7 +156,7 @@ class RankConsole:
 
     def _print_error(self, text: str) -> None:
         if sys.stderr is not None:
-            stream = LastingStream(sys.stderr, warn=self.log)
+            stream = FaultTolerantStream(sys.stderr, warn=self.log)
             stream.write(f"{text}\n")
             stream.flush()
 
@@ -171,7 +171,7 @@ class RankConsole:
             yield Bar(progress=progress, task=progress.add_task(label, total=total, completed=done))
 
 
-class LastingStream:
+class FaultTolerantStream:
     """Text stream that is replaced by the null device when it cannot be written.
 
     Its reader has ended, its disk is full, or it is closed: a run that ended there would lose its steps. The null

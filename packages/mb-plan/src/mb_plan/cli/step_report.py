@@ -10,7 +10,7 @@ from rich.console import Console
 from mb_plan.time.durations import duration
 from mb_plan.time.prediction import WAITING, Prediction
 from mb_plan.time.saves import SavePlan
-from mb_plan.time.step import TERMS, fitted
+from mb_plan.time.step import TERMS
 
 BAR = 40
 """Characters of the longest bar."""
@@ -44,11 +44,13 @@ def _lines(prediction: Prediction, *, gpu: str) -> Iterator[tuple[str, str]]:
         )
     if prediction.extrapolated:
         yield "extrapolated", prediction.extrapolated
-    errors = fitted()["errors"]["model_left_out"]
+    error = prediction.error
+    runs = "1 published run" if error.runs == 1 else f"{error.runs} published runs"
     yield (
         "error",
-        f"{errors['median']:.0%} in the median and {1 - errors['within_25_percent']:.0%} of runs above 25 %, over "
-        f"{fitted()['runs']} published runs, each predicted without those of its model",
+        f"{error.median:.0%} in the median and {1 - error.within_25_percent:.0%} of runs above 25 %, over {runs} "
+        f"({error.of}), predicted without those of the same {'GPU' if error.left_out == 'gpu' else 'model'}; "
+        f"for the mean of Megatron-Bridge's releases {' to '.join(error.releases)}",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mb_plan.errors import PlanError
@@ -11,7 +11,15 @@ from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_plan.time.published import kind_of, trained_formats
-from mb_plan.time.step import TERMS, Graphs, StepSettings, StepTerms, fitted, step_terms
+from mb_plan.time.step import (
+    TERMS,
+    Graphs,
+    StepSettings,
+    StepTerms,
+    coefficients_of,
+    fitted,
+    step_terms,
+)
 
 SECONDS_PER_DAY = 86_400
 PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
@@ -22,13 +30,36 @@ _GRAPHS: Mapping[str, Graphs] = {"transformer_engine": "modules", "full_iteratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionError:
+    """Errors of predicted published runs, each predicted without those of its model or GPU."""
+
+    runs: int
+    """Number of runs."""
+    of: str
+    """Which runs: "gb200 in fp8, with experts", or "all GPUs"."""
+    left_out: Literal["model", "gpu"]
+    """What the fit of a run did not contain."""
+    median: float
+    within_25_percent: float
+    """Fraction of the runs."""
+    releases: tuple[str, str]
+    """First and last release of Megatron-Bridge; a prediction is for their mean."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the errors as plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Predicted speed of a run."""
 
     step_seconds: float
     tokens_per_second_per_gpu: float
     likely: tuple[float, float]
-    """Range of the throughput per GPU that holds nine of ten published runs, predicted without their model."""
+    """Range of the throughput per GPU that holds nine of ten published runs, predicted without their model, or, if the
+    prediction is extrapolated, without their GPU."""
+    error: PredictionError
     mfu: float | None
     """Model FLOPs per second relative to the peak in the precision of most products; None: FLOPs are not counted."""
     tflops_per_gpu: float | None
@@ -49,6 +80,7 @@ class Prediction:
             "step_seconds": self.step_seconds,
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "likely_tokens_per_second_per_gpu": list(self.likely),
+            "error": self.error.to_dict(),
             "mfu": self.mfu,
             "tflops_per_gpu": self.tflops_per_gpu,
             "days": self.days,
@@ -73,11 +105,13 @@ def predict(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) -> 
     model = sections["model"]
     settings = _settings(sections, plan, gpu)
     terms = step_terms(plan.shape, settings)
-    parts = _parts(terms)
+    parts = _parts(terms, coefficients_of(gpu))
     seconds = sum(parts.values())
     tokens = plan.tokens_per_step or 0
     speed = tokens / seconds / plan.world_size
-    low, high = fitted()["throughput_range"]
+    group = (gpu, settings.precision, kind_of(plan.shape, frozen=settings.frozen))
+    extrapolated = _extrapolated(*group)
+    error, (low, high) = _published_error(*group)
     flops = plan.flops_per_step
     per_gpu = None if flops is None else flops / seconds / plan.world_size
     peak = settings.gpu.peak(settings.precision)
@@ -87,12 +121,13 @@ def predict(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) -> 
         step_seconds=seconds,
         tokens_per_second_per_gpu=speed,
         likely=(low * speed, high * speed),
+        error=error,
         mfu=None if per_gpu is None or peak is None else per_gpu / peak,
         tflops_per_gpu=None if per_gpu is None else per_gpu / 1e12,
         days=days,
         gpu_hours=None if days is None else 24 * days * plan.world_size,
         parts=parts,
-        extrapolated=_extrapolated(gpu, settings.precision, kind_of(plan.shape)),
+        extrapolated=extrapolated,
         notes=tuple(_notes(model)),
     )
 
@@ -158,9 +193,8 @@ def _precision(model: Any) -> Literal["bf16", "fp8", "fp4"]:
     return "bf16"
 
 
-def _parts(terms: StepTerms) -> dict[str, float]:
+def _parts(terms: StepTerms, coefficients: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each part; those in which stages wait are a part of their own."""
-    coefficients = fitted()["coefficients"]
     busy = {
         name: coefficients[name]
         * (terms.microbatches * terms.microbatch.get(name, 0.0) + terms.step.get(name, 0.0))
@@ -168,6 +202,30 @@ def _parts(terms: StepTerms) -> dict[str, float]:
     }
     one = sum(coefficients[name] * value for name, value in terms.microbatch.items())
     return {name: value for name, value in {**busy, WAITING: terms.waiting * one}.items() if value}
+
+
+def _published_error(gpu: str, precision: str, kind: str) -> tuple[PredictionError, tuple[float, float]]:
+    """Return the errors of runs on a GPU in a precision of a kind of model, and the range of the throughput.
+
+    Without such runs they are those of all runs, each predicted without the runs on its GPU.
+    """
+    found = fitted()
+    for group in found["errors_by_group"]:
+        if (group["gpu"], group["precision"], group["kind"]) == (gpu, precision, kind):
+            errors, of, (low, high) = group, f"{gpu} in {precision}, {kind}", group["range"]
+            break
+    else:
+        errors, of = {**found["errors"]["gpu_left_out"], "runs": found["runs"]}, "all GPUs"
+        low, high = found["unseen_range"]
+    error = PredictionError(
+        runs=errors["runs"],
+        of=of,
+        left_out="gpu" if of == "all GPUs" else "model",
+        median=errors["median"],
+        within_25_percent=errors["within_25_percent"],
+        releases=tuple(found["releases"]),
+    )
+    return error, (low, high)
 
 
 def _extrapolated(gpu: str, precision: str, kind: str) -> str:

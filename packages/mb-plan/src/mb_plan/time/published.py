@@ -39,6 +39,11 @@ class PublishedRun:
         return str(self.row["model"]).partition(" (")[0]
 
     @property
+    def group(self) -> tuple[str, str, str]:
+        """GPU, precision, and kind of model."""
+        return self.row["gpu"], self.row["format"], kind_of(self.shape, frozen=self.settings.frozen)
+
+    @property
     def shape(self) -> ModelShape:
         """Sizes of the model and its layout."""
         return read_shape(self.model)
@@ -88,8 +93,10 @@ def published_runs() -> Iterator[PublishedRun]:
         yield PublishedRun(row=row, model={**_UNPUBLISHED, **data["models"][row["model"]], **layout})
 
 
-def kind_of(shape: ModelShape) -> str:
-    """Return the kind of a model that the published runs distinguish: dense, with experts, or hybrid."""
+def kind_of(shape: ModelShape, *, frozen: bool = False) -> str:
+    """Return the kind of a model that the published runs distinguish: dense, with experts, hybrid, or with adapters."""
+    if frozen:
+        return "with adapters"
     if shape.pattern is not None:
         return "hybrid"
     return "dense" if shape.experts is None else "with experts"
@@ -97,4 +104,4 @@ def kind_of(shape: ModelShape) -> str:
 
 def trained_formats() -> set[tuple[str, str, str]]:
     """Return the combinations of GPU, precision and kind of model of the runs."""
-    return {(run.row["gpu"], run.row["format"], kind_of(run.shape)) for run in published_runs()}
+    return {run.group for run in published_runs()}

@@ -26,15 +26,17 @@ TERMS: Mapping[str, str] = {
     "fp4": "products in NVFP4",
     "experts": "grouped products of experts",
     "attention": "attention without projections, and Mamba's scan",
-    "memory": "norms, activations, conversions: bytes at the speed of the memory",
+    "memory": "norms, activations, conversions, the update of weights: bytes at the speed of the memory",
+    "scan": "Mamba's convolution and scan: bytes at the speed of the memory",
     "launches": "kernels that the host launches one by one",
     "replays": "kernels in CUDA graphs",
     "tensor": "tensor and context parallelism",
     "routing": "tokens sent to experts",
     "gradients": "gradients and weights of replicas, and pipeline stages",
-    "optimizer": "the update of weights",
 }
 """Name of each term to what it contains."""
+PRODUCTS = ("bf16", "fp8", "fp4", "experts")
+"""Terms whose speed relative to the data sheet differs between GPUs: their coefficients have a factor for each GPU."""
 MICROSECOND = 1e-6
 RECOMPUTED = (
     "bf16",
@@ -43,6 +45,7 @@ RECOMPUTED = (
     "experts",
     "attention",
     "memory",
+    "scan",
     "launches",
     "replays",
     "tensor",
@@ -121,6 +124,7 @@ def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
         "experts": work.grouped,
         "attention": work.attention / gpu.bf16,
         "memory": work.moved / gpu.memory,
+        "scan": work.scanned / gpu.memory,
         "launches": (work.kernels - replayed) * MICROSECOND,
         "replays": replayed * MICROSECOND,
         "tensor": work.tensor / _speed(gpu, shape.tp) + work.context / _speed(gpu, shape.tp * shape.cp),
@@ -134,7 +138,7 @@ def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
         microbatch=terms,
         step={
             "gradients": _replica_time(work, shape, settings, world),
-            "optimizer": _optimizer_time(work, shape, settings),
+            "memory": _optimizer_time(work, shape, settings),
         },
         microbatches=settings.microbatches,
         waiting=(shape.pp - 1) / shape.vp,
@@ -187,3 +191,12 @@ def fitted() -> Mapping[str, Any]:
     text = files("mb_plan.time").joinpath("fit.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def coefficients_of(gpu: str) -> dict[str, float]:
+    """Return the coefficient of each term on a GPU; one that no published run is on has the factor 1."""
+    factor = fitted()["gpu_factors"].get(gpu, 1.0)
+    return {
+        name: value * (factor if name in PRODUCTS else 1.0)
+        for name, value in fitted()["coefficients"].items()
+    }

@@ -42,6 +42,8 @@ class Work:
     """FLOPs of attention without its projections, and of Mamba's scan, in BF16."""
     moved: float = 0.0
     """Bytes read and written by kernels."""
+    scanned: float = 0.0
+    """Bytes read and written by Mamba's convolution and scan."""
     kernels: float = 0.0
     captured: float = 0.0
     """Kernels that graphs of modules contain."""
@@ -179,7 +181,8 @@ def _mamba(part: _Part) -> None:
     inner = pattern.mamba_heads * pattern.mamba_head / shape.tp
     states = 2 * pattern.mamba_groups * pattern.state / shape.tp
     part.work.attention += 3 * 2 * batch.tokens * inner * (2 * pattern.state + SCAN_CHUNK)
-    part.elementwise(5 * shape.hidden / shape.tp + 14 * inner + 6 * states)
+    part.elementwise(5 * shape.hidden / shape.tp)
+    part.work.scanned += 3 * BYTES * batch.tokens * (14 * inner + 6 * states)
 
 
 _COUNT = {ATTENTION: _attention, LATENT: _latent, MLP: _mlp, EXPERTS: _experts, MAMBA: _mamba}

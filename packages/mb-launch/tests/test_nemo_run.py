@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mb_launch.cli.app import app
 from mb_launch.errors import ExecutorFileError, JobNotFoundError
 from mb_launch.nemo_run.executor_file import KINDS, read_executor
-from mb_launch.nemo_run.jobs import NemoRunJob, read_experiments, record_experiment
+from mb_launch.nemo_run.jobs import NemoRunJob, read_nemo_run_jobs, record_nemo_run_job
 from mb_launch.slurm.job import SlurmJob, SlurmRun
 from mb_launch.slurm.script import sbatch_script
 
@@ -65,16 +65,16 @@ def test_a_bad_request_is_named(tmp_path, monkeypatch, text, settings, message):
 
 
 def test_jobs_are_read_from_the_run_folder(tmp_path):
-    assert read_experiments(tmp_path) == []
+    assert read_nemo_run_jobs(tmp_path) == []
     job = NemoRunJob(experiment="small_17", job="run", executor="local")
-    record_experiment(tmp_path, job)
-    assert read_experiments(tmp_path) == [job]
-    record_experiment(tmp_path, NemoRunJob(experiment="../elsewhere", job="run", executor="local"))
+    record_nemo_run_job(tmp_path, job)
+    assert read_nemo_run_jobs(tmp_path) == [job]
+    record_nemo_run_job(tmp_path, NemoRunJob(experiment="../elsewhere", job="run", executor="local"))
     with pytest.raises(JobNotFoundError, match="is not a name of a job"):
-        read_experiments(tmp_path)
+        read_nemo_run_jobs(tmp_path)
     (tmp_path / "nemo_run" / "jobs.jsonl").write_text("[]\n")
     with pytest.raises(JobNotFoundError, match="is not a job of NeMo-Run"):
-        read_experiments(tmp_path)
+        read_nemo_run_jobs(tmp_path)
 
 
 def test_the_missing_extra_is_named(monkeypatch):
@@ -170,7 +170,7 @@ def test_two_ranks_on_this_machine_stop_and_resume(nemo_run_home, tmp_path, monk
         assert "rank 1 of 2 on this machine at step " in out
         assert "succeeded: local_persistent://nemo_run/run-" in out
     assert (tmp_path / "state_1").read_text().endswith(" 5")
-    first, second = read_experiments(tmp_path / "run")
+    first, second = read_nemo_run_jobs(tmp_path / "run")
     states = [line.rpartition("/")[0] for line in mb_launch("status", "run")[1].splitlines()]
     assert states == [
         f"{job} SUCCEEDED executor=local handle=local_persistent://nemo_run" for job in (first, second)
@@ -188,7 +188,7 @@ def test_an_experiment_of_another_machine_and_a_missing_sbatch_are_named(
     nemo_run_home, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    record_experiment(tmp_path / "run", NemoRunJob(experiment="gone_1", job="run", executor="local"))
+    record_nemo_run_job(tmp_path / "run", NemoRunJob(experiment="gone_1", job="run", executor="local"))
     code, _, err = mb_launch("status", "run")
     assert code == 1
     assert "gone_1/run: is not in" in err

@@ -14,10 +14,10 @@ from mb_resilience.restarts.arguments import (
     Rendezvous,
     prepare_environment,
     restart_fields,
-    sorted_faults,
     store_owner,
 )
 from mb_resilience.restarts.native_sockets import native_connections, open_sockets
+from mb_resilience.restarts.rank_faults import sorted_faults
 from mb_resilience.restarts.rank_keeper import keep_run_alive
 from mb_resilience.restarts.signals import HeldSignals
 

@@ -39,9 +39,8 @@ def read_index_request(
         if "megatron.core" not in sys.modules:
             mb_host.install()  # suppresses the notices that megatron prints at import; datasets need no other patch
             mb_guard.install(quiet=True)
-        sections = import_module(
-            "mb_trainer.run.data"
-        )  # imports torch, which takes seconds: after all checks
+        # imports torch, which takes seconds: after all checks
+        sections = import_module("mb_trainer.run.data")
         found.append(
             IndexRequest(
                 name=request.name,

@@ -25,10 +25,8 @@ NOT_SETTINGS = frozenset(
         "scheduler.override_opt_param_scheduler",
         "train.exit_interval",
         "validation.skip_train",
-        *(
-            "inprocess_restart",
-            *(f"inprocess_restart.{field.name}" for field in fields(InProcessRestartConfig)),
-        ),
+        "inprocess_restart",
+        *(f"inprocess_restart.{field.name}" for field in fields(InProcessRestartConfig)),
     }
 )
 """Fields derived from the folder, the machine or a resume, consents, the start and the end of a run, restarts, and

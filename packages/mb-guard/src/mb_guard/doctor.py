@@ -299,7 +299,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     problems = sum(each.level == "problem" for each in findings)
     warnings = sum(each.level == "warning" for each in findings)
     if problems:
-        return f"verdict: not ready, {problems} problem{'s' * (problems != 1)}, {warnings} to look at"
+        return f"verdict: not ready, {problems} {'problem' if problems == 1 else 'problems'}, {warnings} to look at"
     return f"verdict: ready, {warnings} to look at" if warnings else "verdict: ready"
 
 

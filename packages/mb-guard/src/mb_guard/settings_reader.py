@@ -102,7 +102,11 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             continue
         flag, sign, given = word[2:].partition("=")
         following = words[position + 1] if position + 1 < len(words) else "--"
-        value: Any = _value(given) if sign else True if following.startswith("--") else _value(following)
+        value: Any = True
+        if sign:
+            value = _value(given)
+        elif not following.startswith("--"):
+            value = _value(following)
         name = flag.replace("-", "_")
         yield FIELD_OF_FLAG.get(name, name), value
         for prefix in ("no_", "disable_"):

@@ -491,13 +491,16 @@ class _ProgressLogging:
 
     def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResultLike]:
         """Write a checkpoint, then the line."""
-        ended = self._checkpointer.save(step, non_persistent=non_persistent)
-        ends = [end for end in ended if end.step == step]
-        if not non_persistent and all(end.written for end in ends):
+        results = self._checkpointer.save(step, non_persistent=non_persistent)
+        # a save that continues in the background has no result yet; those of earlier saves may be among the results
+        of_this_step = [result for result in results if result.step == step]
+        if not non_persistent and all(result.written for result in of_this_step):
             compute_throughputs_and_append_to_progress_log(
-                self._state, self._state.train_state.floating_point_operations_so_far, asynchronous=not ends
+                self._state,
+                self._state.train_state.floating_point_operations_so_far,
+                asynchronous=not of_this_step,
             )
-        return ended
+        return results
 
     @property
     def may_wait(self) -> bool:

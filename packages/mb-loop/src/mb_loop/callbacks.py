@@ -220,10 +220,12 @@ class CallbackManager:
         ]
         _reject_misspelled(callback)
         if not handled and not isinstance(callback, Callback):
-            name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            if isinstance(callback, type):
+                problem = f"{callback.__name__} is a class, not an object"
+            else:
+                problem = f"{type(callback).__name__} handles no event"
             raise UnknownEventError(
-                f"callbacks: {name} {_WITHOUT_EVENTS[isinstance(callback, type)]}, so it would never be called. "
-                f"Define one of {', '.join(EVENTS)}."
+                f"callbacks: {problem}, so it would never be called. Define one of {', '.join(EVENTS)}."
             )
         for event in handled:
             self._listeners[event].append(getattr(callback, event))
@@ -257,7 +259,6 @@ class CallbackManager:
             listener(context)
 
 
-_WITHOUT_EVENTS = {False: "handles no event", True: "is a class, not an object"}
 _SIMILARITY = 0.9  # separates a misspelled event from an event of another library, such as on_train_epoch_end
 
 

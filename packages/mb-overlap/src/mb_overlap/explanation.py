@@ -97,13 +97,11 @@ def _explanation(
     else:
         on = bool(held[-1][1] if decision.value is None else decision.value)
         rule, why = decision.rule, _reason(field, decision, plan)
-    how_to_enable = (
-        None
-        if on
-        else _how_to_enable(field, plan, sections, versions)
-        if held
-        else "use sections with this field"
-    )
+    how_to_enable = None
+    if not on:
+        how_to_enable = (
+            _how_to_enable(field, plan, sections, versions) if held else "use sections with this field"
+        )
     return Explanation(kind=kind, field=field, on=on, decided_by=rule, why=why, how_to_enable=how_to_enable)
 
 

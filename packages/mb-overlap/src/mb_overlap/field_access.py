@@ -22,7 +22,8 @@ PATHS_ON_THE_COMMAND_LINE = frozenset({"tp_comm_overlap_cfg"})
 def field_name(section: object, name: str) -> str | None:
     """Return the name under which a section has this field; None if it has no such field."""
     for candidate in (name, OTHER_NAMES.get(name, name)):
-        if candidate in section if isinstance(section, Mapping) else hasattr(section, candidate):
+        is_field = candidate in section if isinstance(section, Mapping) else hasattr(section, candidate)
+        if is_field:
             return candidate
     return None
 
@@ -52,7 +53,10 @@ def write_field(section: object, name: str, value: object) -> None:
 
 
 class SectionView(Mapping[str, object]):
-    """Section of any kind as a mapping from Megatron Core's field names, with values that replace its own."""
+    """Section of any kind as a mapping from Megatron Core's field names, with values that replace its own.
+
+    It is for lookups. Iteration yields the replaced values only, because a section of any kind cannot list its fields.
+    """
 
     def __init__(self, section: object, replaced: Mapping[str, object] | None = None) -> None:
         self._section = section

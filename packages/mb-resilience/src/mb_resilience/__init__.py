@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from mb_resilience.hangs.flight_recorder import start_flight_recorder as start_flight_recorder
     from mb_resilience.hangs.reporter import HangReporter as HangReporter
     from mb_resilience.process_group import rank_and_store as rank_and_store
-    from mb_resilience.restarts.arguments import RankFault as RankFault
     from mb_resilience.restarts.arguments import RestartAttempt as RestartAttempt
+    from mb_resilience.restarts.rank_faults import RankFault as RankFault
     from mb_resilience.rules import RULES as RULES
     from mb_resilience.stops.agreed_stop import AgreedStop as AgreedStop
     from mb_resilience.stops.agreed_stop import Watcher as Watcher
@@ -108,7 +108,7 @@ _HOMES = {
     "RankSpeed": "stragglers.report",
     "FlightRecorderSettings": "hangs.flight_recorder",
     "RerunStateMachineConfig": "config",
-    "RankFault": "restarts.arguments",
+    "RankFault": "restarts.rank_faults",
     "RestartLimitError": "errors",
     "RestartSetupError": "errors",
     "Rule": "mb_schema.rules",

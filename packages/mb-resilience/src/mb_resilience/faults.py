@@ -57,11 +57,11 @@ def sample_fault(settings: FaultSettings, *, world_size: int, rng: random.Random
             "the rank below the world size, and the delay at least 0 s. Correct the settings."
         )
     # Always three samples, so that a value that is set does not change the values sampled for the others.
-    chosen = rng.randrange(world_size), rng.choice(kinds), rng.random()
+    random_rank, random_kind, part_of_delay = rng.randrange(world_size), rng.choice(kinds), rng.random()
     return Fault(
-        kind=chosen[1] if kind == "random" else kind,
-        rank=chosen[0] if rank is None else rank,
-        delay_seconds=base * (1 + 0.2 * chosen[2]),
+        kind=random_kind if kind == "random" else kind,
+        rank=random_rank if rank is None else rank,
+        delay_seconds=base * (1 + 0.2 * part_of_delay),
     )
 
 

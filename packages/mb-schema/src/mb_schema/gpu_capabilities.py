@@ -46,8 +46,8 @@ def unsupported_format(gpu: str, *, bf16: object, fp8: object, fp8_recipe: objec
 
     The formats are those of the fields of a precision recipe or a model. A GPU that is not in the table supports all.
     """
-    found = capability(gpu)
-    if found is None:
+    version = capability(gpu)
+    if version is None:
         return None
     needs = (
         (fp4, "FP4", (10, 0)),
@@ -57,8 +57,8 @@ def unsupported_format(gpu: str, *, bf16: object, fp8: object, fp8_recipe: objec
         (bf16, "bfloat16", (8, 0)),
     )
     for requested, what, needed in needs:
-        if requested and found < needed:
-            return f"{what} requires compute capability {_dotted(needed)}, but {gpu} has {_dotted(found)}"
+        if requested and version < needed:
+            return f"{what} requires compute capability {_dotted(needed)}, but {gpu} has {_dotted(version)}"
     return None
 
 

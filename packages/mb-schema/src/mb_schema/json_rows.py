@@ -32,14 +32,14 @@ def step_of_row(row: Mapping[str, Any]) -> int | None:
 
 
 def _is_shallow(row: Any) -> bool:
+    """Return whether the objects and lists of a row are nested in at most `DEEPEST` levels."""
     level = [row]
     for _ in range(DEEPEST):
-        level = [
-            item
-            for each in level
-            for item in (each.values() if isinstance(each, dict) else each)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
+        below: list[Any] = []
+        for container in level:
+            items = container.values() if isinstance(container, dict) else container
+            below += [item for item in items if isinstance(item, dict | list)]
+        if not below:
             return True
+        level = below
     return False

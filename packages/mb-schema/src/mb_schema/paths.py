@@ -51,8 +51,8 @@ def path_problem(value: object) -> str | None:
                 return f"{word} is a URL, and would create a local directory named {word.partition('//')[0]}"
         if _HOME.search(text):
             expanded = _expanded(text)
-            found = "no such user" if expanded == text else f"use {expanded}"
-            return f"{text} begins with ~, which only a shell or `mb` expands ({found})"
+            advice = "no such user" if expanded == text else f"use {expanded}"
+            return f"{text} begins with ~, which only a shell or `mb` expands ({advice})"
     return None
 
 
@@ -72,7 +72,7 @@ def path_rule(number: int, path: str) -> dict[str, Any]:
 def _expanded(text: str) -> str:
     """Expand each `~` that begins a word of a text, which may consist of alternating weights and prefixes."""
     try:
-        return _HOME.sub(lambda found: str(Path(found[0]).expanduser()), text)
+        return _HOME.sub(lambda home: str(Path(home[0]).expanduser()), text)
     except RuntimeError:  # no such user
         return text
 

@@ -134,7 +134,9 @@ def in_range(  # noqa: PLR0913 (two bounds, and the fields of the record)
 ) -> Rule:
     """Return a rule that a number is at least `low`, at most `high` and less than `below`. None is accepted."""
     lower = f"at least {low}" if low > -inf else ""
-    upper = f"at most {high}" if high < inf else f"less than {below}" if below < inf else ""
+    upper = f"less than {below}" if below < inf else ""
+    if high < inf:
+        upper = f"at most {high}"
     bounds = f"from {low} to {high}" if lower and high < inf else " and ".join(filter(None, (lower, upper)))
 
     def test(value: float | None) -> str | None:

@@ -87,9 +87,8 @@ class StrictFields:
             cls = type(self)
             if not (name.startswith("_") or hasattr(cls, name) or name in _field_names(cls)):
                 raise UnknownFieldError(cls, name)
-            later = name in vars(self) and not name.startswith(
-                "_"
-            )  # the first assignment is the constructor's
+            # the first assignment is the constructor's
+            later = name in vars(self) and not name.startswith("_")
             super().__setattr__(name, value)
             if later:
                 object.__setattr__(self, "_given", SetFields({**self._given, name: SET_IN_CODE}))

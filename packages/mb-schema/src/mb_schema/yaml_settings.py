@@ -1,4 +1,7 @@
-"""Settings in a YAML text that may come from elsewhere: plain data of limited size and depth."""
+"""Settings in a YAML text that may come from elsewhere: plain data of limited size and depth.
+
+PyYAML is passed by the caller, because this package has no dependencies.
+"""
 
 from typing import Any
 
@@ -26,10 +29,10 @@ def parse_settings(content: bytes, yaml: Any) -> dict[str, Any] | None:
         node = loader.get_single_node()
         if node is None or _size(node, {}) > MOST_VALUES:
             return None
-        found = loader.construct_document(node)
+        data = loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # ValueError: dates, numbers, encodings
         return None
-    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None
+    return data if isinstance(data, dict) and all(isinstance(key, str) for key in data) else None
 
 
 def _check_depth(events: Any, yaml: Any) -> None:
@@ -45,12 +48,18 @@ def _check_depth(events: Any, yaml: Any) -> None:
             raise ValueError(f"nested deeper than {DEEPEST} levels")
 
 
-def _size(node: Any, known: dict[int, int]) -> int:
-    """Return the number of values that a node expands to. A node that contains itself overflows the stack."""
-    if id(node) not in known:
+def _size(node: Any, sizes: dict[int, int]) -> int:
+    """Return the number of values that a node expands to. A node that contains itself overflows the stack.
+
+    Args:
+        node: A node of PyYAML: its value is a text, a list of nodes, or a list of pairs of a key and a value.
+        sizes: Receives the size of each node by its identity, so that an alias is not walked again.
+    """
+    if id(node) not in sizes:
         children = getattr(node, "value", ())
-        pairs = children if isinstance(children, list) else []
-        known[id(node)] = 1 + sum(
-            _size(each, known) for pair in pairs for each in (pair if isinstance(pair, tuple) else (pair,))
-        )
-    return known[id(node)]
+        size = 1
+        for child in children if isinstance(children, list) else ():
+            parts = child if isinstance(child, tuple) else (child,)
+            size += sum(_size(part, sizes) for part in parts)
+        sizes[id(node)] = size
+    return sizes[id(node)]

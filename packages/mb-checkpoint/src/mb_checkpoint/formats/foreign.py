@@ -171,17 +171,19 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
             return None  # converted before it is read
         if foreign is not None and not is_readable_here(path, resume=resume):
             return f"{named} holds {foreign.kind}. {foreign.advice(resume=resume)}"
-        missing = "no such folder" if not path.exists() else why_not_a_checkpoint(path)
-        if missing is None:
+        exists = path.exists()
+        problem = why_not_a_checkpoint(path) if exists else "no such folder"
+        if problem is None:
             return None
         nearest = nearest_folder(path)
     except OSError as error:
         return f"{named} cannot be read ({type(error).__name__}: {error.strerror})"
-    text = f"no such folder: {named}" if not path.exists() else f"{named} {missing}"
-    empty = nearest is None or why_not_a_checkpoint(nearest) is not None
-    if nearest is None or nearest in path.parents or (empty and path.exists()):
+    text = f"{named} {problem}" if exists else f"no such folder: {named}"
+    nearest_is_empty = nearest is None or why_not_a_checkpoint(nearest) is not None
+    # one empty folder in place of another is no help, and neither is a parent of the path
+    if nearest is None or nearest in path.parents or (nearest_is_empty and exists):
         return text
-    holds = "holds no checkpoint" if empty else "holds checkpoints"
+    holds = "holds no checkpoint" if nearest_is_empty else "holds checkpoints"
     return f"{text}; the nearest existing folder, {nearest}, {holds}"
 
 

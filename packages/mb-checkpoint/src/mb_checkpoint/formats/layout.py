@@ -17,11 +17,16 @@ BEST_LINK = "best"
 """Link to the best checkpoint by a validation metric, next to the step folders."""
 
 MARKER_FILES = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARKER, TENSOR_INDEX)
+"""Files any of which makes a folder a checkpoint, complete or not."""
 WEIGHTS = (TENSOR_INDEX,)
+"""Files that a load of weights requires."""
 RESUMABLE = (TENSOR_INDEX, TRAIN_STATE)
+"""Files that a resume requires."""
 RUN_CHECKPOINTS = "checkpoints"
 RUN_EVENTS = "events.jsonl"
+"""Folder of the checkpoints and file of the events of a run folder."""
 LEGACY = "torch"
+"""Name of Megatron-LM's legacy layout, as `format_of` returns it."""
 LEGACY_FILE = "model_optim_rng.pt"
 LEGACY_OPTIMIZER = "distrib_optim.pt"
 """Files of a rank in Megatron-LM's legacy layout `torch`; the second is that of the distributed optimizer."""
@@ -89,9 +94,15 @@ def is_iteration_directory(path: Path) -> bool:
     A run_config.yaml alone does not count if checkpoints are next to it, as in a folder that receives all output of a
     run.
     """
-    if any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG) or legacy_ranks(path):
+    if _has_marker(path):
         return True
     return (path / RUN_CONFIG).is_file() and not _has_tracker(path) and not steps_in(path)
+
+
+def _has_marker(path: Path) -> bool:
+    """Return whether a folder has files of a checkpoint; a run_config.yaml is also in folders without one."""
+    has_file = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG)
+    return has_file or bool(legacy_ranks(path))
 
 
 def has_checkpoint(path: Path) -> bool:
@@ -124,20 +135,12 @@ def why_not_a_checkpoint(path: Path) -> str | None:
     run_config.yaml alone has no weights: `is_iteration_directory` accepts it, and a load reports the missing files.
     """
     try:
-        marked = any((path / mark).is_file() for mark in MARKER_FILES if mark != RUN_CONFIG) or legacy_ranks(
-            path
-        )
-        has_checkpoint = (
-            bool(marked)
-            or _has_tracker(path)
-            or any(steps_in(root) for root in (path, path / NON_PERSISTENT))
-        )
-        config_alone = not has_checkpoint and (path / RUN_CONFIG).is_file()
+        if _has_marker(path) or _has_tracker(path) or steps_in(path) or steps_in(path / NON_PERSISTENT):
+            return None
+        has_config = (path / RUN_CONFIG).is_file()
     except OSError as error:
         return f"cannot be read ({type(error).__name__}: {error.strerror})"
-    if config_alone:
-        return f"has a {RUN_CONFIG} and no checkpoint"
-    return None if has_checkpoint else "has no checkpoint"
+    return f"has a {RUN_CONFIG} and no checkpoint" if has_config else "has no checkpoint"
 
 
 HUGGING_FACE_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin*")

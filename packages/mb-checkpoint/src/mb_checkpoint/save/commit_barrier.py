@@ -108,8 +108,9 @@ class CommitBarrier:
     def failures(self) -> list[str] | None:
         """Return the failures of all ranks, by rank, once; None while a rank is not done. For rank 0."""
         if self._store is None:
-            report = self._local_report
-            return None if report is None else [f"rank 0: {report}"] if report else []
+            if self._local_report is None:
+                return None
+            return [f"rank 0: {self._local_report}"] if self._local_report else []
         if self._collected or self._store.add(self._done_key, 0) < self._world_size:
             return None
         self._collected = True

@@ -35,8 +35,12 @@ def check_config(
         provenance: Origins of the values.
     """
     wrong = wrong_types(config, provenance=provenance)
-    paths = [problem.fields[0] for problem in wrong]
-    readable = [rule for rule in rules if not any(_reads(rule, path) for path in paths)] if paths else rules
+    wrong_paths = [problem.fields[0] for problem in wrong]
+
+    def is_readable(rule: RuleLike) -> bool:
+        return not any(_reads(rule, path) for path in wrong_paths)
+
+    readable = [*filter(is_readable, rules)]
     return [*wrong, *check(sections, readable, facts=facts, provenance=provenance)]
 
 

@@ -21,7 +21,7 @@ def settings_differences(
         ignored: Paths that are not compared.
     """
     old, new = _leaves(saved), _leaves(wanted)
-    paths = [path for path in (*old, *(path for path in new if path not in old)) if path not in ignored]
+    paths = [path for path in dict.fromkeys((*old, *new)) if path not in ignored]
     if chosen is not None:
         known = _leaves(chosen)
         later = {path for path in new if path not in old and path not in known}

@@ -13,7 +13,8 @@ import yaml
 from mb_config.container.nesting import MAX_DEPTH
 from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
 
-_MERGE = "tag:yaml.org,2002:merge"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 _MAX_VALUES = 100_000
 """Maximum number of values in a file, including those that aliases repeat."""
 
@@ -38,12 +39,11 @@ class _Dumper(yaml.SafeDumper):
     """Safe dumper that quotes the text which `_Loader` would read as a number, and no other."""
 
 
-_TAG = "tag:yaml.org,2002:"
 _EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 for _kind in (_Loader, _Dumper):
     _kind.yaml_implicit_resolvers = {
-        first: [each for each in resolvers if each[0] != f"{_TAG}timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        first_character: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+        for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     _kind.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789."))
 # values that no section holds and no file of this package can contain
@@ -133,28 +133,28 @@ class _Lines:
     """Line numbers of the paths in a parsed file. Rejects aliases that contain themselves."""
 
     name: str
-    found: dict[str, int] = field(default_factory=dict)
-    above: list[Any] = field(default_factory=list)
-    """Ancestors of the current node."""
+    line_of: dict[str, int] = field(default_factory=dict)
+    ancestors: list[Any] = field(default_factory=list)
+    """Nodes around the current one, outermost first."""
 
     def read(self, node: Any) -> dict[str, int]:
         """Return the line of each path below a node."""
         self._walk(node, "")
-        return self.found
+        return self.line_of
 
     def _walk(self, node: Any, path: str) -> None:
-        if any(node is other for other in self.above):
+        if any(node is other for other in self.ancestors):
             raise self._error("contains itself through an alias", path, node)
-        if len(self.above) > MAX_DEPTH:
+        if len(self.ancestors) > MAX_DEPTH:
             raise self._error(f"is nested deeper than {MAX_DEPTH} levels", path[:80], node)
-        self.above.append(node)
+        self.ancestors.append(node)
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self._note(f"{path}[{index}]", item)
                 self._walk(item, f"{path}[{index}]")
         elif isinstance(node, yaml.MappingNode):
             self._keys(node, path)
-        self.above.pop()
+        self.ancestors.pop()
 
     def _keys(self, node: Any, path: str) -> None:
         seen: dict[str, int] = {}
@@ -172,8 +172,8 @@ class _Lines:
             self._walk(value, here)
 
     def _note(self, path: str, node: Any) -> None:
-        self.found[path] = node.start_mark.line + 1
-        if len(self.found) > _MAX_VALUES:
+        self.line_of[path] = node.start_mark.line + 1
+        if len(self.line_of) > _MAX_VALUES:
             raise self._error(f"aliases make more than {_MAX_VALUES} values of this file", "", node)
 
     def _error(self, message: str, path: str, node: Any) -> ConfigFileError:

@@ -70,11 +70,11 @@ def convert(given: Mapping[str, Any]) -> Conversion:
         MegatronFlagError: Arguments contradict each other, or a value has no counterpart.
     """
     arguments, flags = Arguments(given), read_flags()
-    explicit = {
-        flag.path: value if flag.type in TYPES else parse_value(value)
-        for flag, value in ((flags[dest], value) for dest, value in given.items())
-        if flag.path
-    }
+    explicit = {}
+    for dest, value in given.items():
+        flag = flags[dest]
+        if flag.path:
+            explicit[flag.path] = value if flag.type in TYPES else parse_value(value)
     defaults = {
         flag.path: flag.default
         for dest, flag in flags.items()

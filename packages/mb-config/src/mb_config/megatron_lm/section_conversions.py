@@ -194,9 +194,8 @@ def context_parallel(arguments: Arguments) -> Fields:
 
 def data_parallel(arguments: Arguments) -> Fields:
     """Distributed data parallelism."""
-    scaled = (
-        arguments["fp16"] and not arguments["loss_scale"]
-    )  # a dynamic scale is lowered after such gradients
+    # a dynamic scale is lowered after such gradients
+    scaled = arguments["fp16"] and not arguments["loss_scale"]
     checked = arguments["check_for_nan_in_loss_and_grad"] and not scaled
     yield "ddp.check_for_nan_in_grad", checked
     yield "rerun_state_machine.check_for_nan_in_loss", checked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from mb_config.perf.settings import (
 from mb_config.perf.target import PerfTarget
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
 from mb_config.resolve.precision_targets import CORE, precision_values
-from mb_config.resolve.state import ResolverState
+from mb_config.resolve.state import Priority, ResolverState
 from mb_schema.rules import NOTHING
 
 FREE_FRACTION = 0.15
@@ -47,17 +47,18 @@ def resolve_perf(state: ResolverState, *, resolve: Resolve, facts: Mapping[str, 
         return
     label = f"perf={state.config.perf}"
     precision = precision_of(target)
-    if precision is not None and _takes_precision(state, str(precision.value)):
+    if precision is not None and _may_get_precision(state, str(precision.value)):
         _apply(state, precision, label)
     if precision is None or state.config.mixed_precision != precision.value:
         target = replace(target, precision="")  # eight bits are not computed then
-    for group in (*((setting,) for setting in MODEL), SHARDED_OPTIMIZER, *((setting,) for setting in RUN)):
-        if group[0].when(target) and all(_takes(state, setting) for setting in group):
-            for setting in group:
-                _apply(state, setting, label)
+    for setting in MODEL:
+        _apply_together(state, (setting,), target, label)
+    _apply_together(state, SHARDED_OPTIMIZER, target, label)
+    for setting in RUN:
+        _apply_together(state, (setting,), target, label)
     _without_recomputation(state, target, label, resolve)
     graphs = graph_settings(target)
-    if all(_takes(state, setting) for setting in graphs if setting.path != MODULES):
+    if all(_may_get(state, setting) for setting in graphs if setting.path != MODULES):
         for setting in graphs:
             _apply(state, setting, label)
     for setting in _variables(target):
@@ -74,6 +75,15 @@ def perf_target(config: Any, facts: Mapping[str, object]) -> PerfTarget | None:
     if gpu is None or not has_precision(gpu, name.precision):
         return None
     return PerfTarget(config=config, gpu=gpu, precision=name.precision, facts=facts)
+
+
+def _apply_together(
+    state: ResolverState, settings: Sequence[FastSetting], target: PerfTarget, label: str
+) -> None:
+    """Apply settings of which none is of use without the others: all, or none if a value of the user is in the way."""
+    if settings[0].when(target) and all(_may_get(state, setting) for setting in settings):
+        for setting in settings:
+            _apply(state, setting, label)
 
 
 def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
@@ -94,14 +104,14 @@ def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
     _note(state, path, old, setting, label)
 
 
-def _takes(state: ResolverState, setting: FastSetting) -> bool:
+def _may_get(state: ResolverState, setting: FastSetting) -> bool:
     """Return True if a field has the fast value or may get it, or if there is no such field."""
     path = setting.path
     missing = getattr(state.config, path.partition(".")[0]) is None or not state.has(path)
     return missing or state.get(path) == setting.value or _is_free(state, path)
 
 
-def _takes_precision(state: ResolverState, name: str) -> bool:
+def _may_get_precision(state: ResolverState, name: str) -> bool:
     """Return True unless the user set a field that defines the precision recipe to another value."""
     values = precision_values(get_mixed_precision_config(name), state.config)
     return all(_is_free(state, path) for path, _ in values if path.partition(".")[2] in CORE)
@@ -110,7 +120,7 @@ def _takes_precision(state: ResolverState, name: str) -> bool:
 def _is_free(state: ResolverState, path: str) -> bool:
     """Return True if neither the user nor resolving has set a value, nor the section around it as a whole."""
     origin = state.provenance.origin(path)
-    return state.priority(path) < 2 and not origin.startswith(_RESOLVED)
+    return state.priority(path) < Priority.USER and not origin.startswith(_RESOLVED)
 
 
 def _note(state: ResolverState, path: str, old: object, setting: FastSetting, label: str) -> None:

@@ -10,7 +10,7 @@ from mb_config.container.field_access import get_field, has_field, set_field
 from mb_config.container.section_types import wrong_types
 from mb_config.overrides.provenance import Provenance
 from mb_config.preflight.problems import RuleLike, check
-from mb_config.resolve.state import Change, ResolverState
+from mb_config.resolve.state import Change, Priority, ResolverState
 
 
 class FallbackRule(RuleLike, Protocol):
@@ -45,7 +45,7 @@ def apply_fallbacks(
     if wrong_types(cfg):
         return []
     for rule in rules:
-        if any(not state.has(path) or state.priority(path) == 2 for path in rule.fallback):
+        if any(not state.has(path) or state.priority(path) == Priority.USER for path in rule.fallback):
             continue
         if rule.fallback and check(cfg.sections(), [rule], facts=facts):
             for path, value in rule.fallback.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mb_config.resolve.state import ResolverState
+from mb_config.resolve.state import Priority, ResolverState
 from mb_config.rules.fsdp import FSDP_SWITCHES
 
 _DISTRIBUTED_OPTIMIZER = ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer")
@@ -50,7 +50,7 @@ def _require(state: ResolverState, path: str, value: bool, *, rule: str, switch:
     """Set `path` to `value`, or record a conflict with `switch`, the field that enables Megatron-FSDP."""
     if state.get(path) == value:
         return
-    if state.priority(path) < 2:  # not set by the user
+    if state.priority(path) < Priority.USER:
         state.set(path, value, rule=rule, why=why)
         return
     state.conflict(

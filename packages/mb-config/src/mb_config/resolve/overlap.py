@@ -11,7 +11,7 @@ from mb_config.container.field_access import field_values
 from mb_config.container.non_defaults import megatron_class_name
 from mb_config.container.section import unrecorded
 from mb_config.megatron_defaults import megatron_defaults
-from mb_config.resolve.state import ResolverState
+from mb_config.resolve.state import Priority, ResolverState
 from mb_schema.rules import NOTHING
 
 _SECTIONS = ("model", "optimizer", "ddp")
@@ -61,7 +61,7 @@ def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHI
         for name in _SECTIONS
         for leaf, value in field_values(getattr(state.config, name))
     }
-    chosen = [path for path in before if state.priority(path) == 2]
+    chosen = [path for path in before if state.priority(path) == Priority.USER]
     takes = signature(setup).parameters
     offered = {"keep": chosen, "transformer_engine": facts.get("transformer_engine"), "facts": facts}
     views = {name: _view(getattr(state.config, name)) for name in _SECTIONS}

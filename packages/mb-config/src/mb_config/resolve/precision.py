@@ -6,7 +6,7 @@ from copy import deepcopy
 
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
 from mb_config.resolve.precision_targets import CORE, precision_values
-from mb_config.resolve.state import ResolverState
+from mb_config.resolve.state import Priority, ResolverState
 from mb_config.rules.formatting import format_value
 
 
@@ -29,7 +29,8 @@ def resolve_precision(state: ResolverState) -> None:
     for path, value in precision_values(recipe, state.config):
         leaf = path.partition(".")[2]
         priority = max(state.priority("mixed_precision"), state.priority(f"mixed_precision.{leaf}"))
-        if not 0 < state.priority(path) >= priority:
+        own_priority = state.priority(path)
+        if own_priority < priority or own_priority == Priority.COMPUTED:
             state.set(path, value, rule="V017", why=f"precision recipe {name}")
         elif leaf in CORE:
             state.conflict(

@@ -16,7 +16,7 @@ from mb_config.resolve.fsdp import resolve_fsdp
 from mb_config.resolve.model import resolve_model
 from mb_config.resolve.overlap import resolve_overlap
 from mb_config.resolve.precision import resolve_precision
-from mb_config.resolve.state import Change, ResolverState
+from mb_config.resolve.state import Change, Priority, ResolverState
 from mb_config.rules import batch_sizes, schedule
 from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES
@@ -211,8 +211,8 @@ def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> Non
     """
     if not (state.has(first) and state.has(second)) or state.get(first) == state.get(second):
         return
-    priorities = state.priority(first), state.priority(second)
-    if priorities[0] == priorities[1] > 0:
+    of_first, of_second = state.priority(first), state.priority(second)
+    if of_first == of_second and of_first > Priority.COMPUTED:
         state.conflict(
             (first, second),
             rule=rule,
@@ -221,11 +221,9 @@ def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> Non
             fix="Set both to the same value, or only one of them.",
         )
         return
-    value = (
-        True
-        if priorities[0] == priorities[1]
-        else state.get(first if priorities[0] > priorities[1] else second)
-    )
+    value = True
+    if of_first != of_second:
+        value = state.get(first if of_first > of_second else second)
     for path in (first, second):
         state.set(path, value, rule=rule, why=f"{first} and {second} control one setting")
 
@@ -243,7 +241,7 @@ def _evaluation(state: ResolverState) -> None:
         old, new = f"train.{name}", f"validation.{name}"
         if state.get(old) is None or state.get(old) == state.get(new):
             continue
-        if state.priority(new) > 0:
+        if state.priority(new) > Priority.COMPUTED:
             state.conflict(
                 (old, new),
                 rule="V139d",
@@ -285,7 +283,7 @@ def _epochs(state: ResolverState, size: object) -> None:
         steps = epoch_iterations(
             train.num_epochs, dataset_size=size, global_batch_size=train.global_batch_size
         )
-    is_computed = state.priority(path) == 0  # by an earlier call
+    is_computed = state.priority(path) == Priority.COMPUTED  # by an earlier call
     if is_computed and steps is None:
         return
     differs = not is_computed and train.train_iters not in (None, steps)

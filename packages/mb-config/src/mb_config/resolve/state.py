@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, Literal
 
 from mb_config.container.field_access import get_field, has_field, set_field
@@ -11,6 +12,15 @@ from mb_config.preflight.problems import without_secrets
 from mb_schema.rules import Problem
 from mb_schema.secrets import leaf, masked
 from mb_schema.sections import SET_IN_CODE
+
+
+class Priority(IntEnum):
+    """Origin of a value, in the order in which values replace each other: a higher one is kept."""
+
+    COMPUTED = 0
+    """A default of a class, or a value that resolving has set."""
+    RECIPE = 1
+    USER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +90,11 @@ class ResolverState:
                 whole = noted.origin_of_section(path) if by == SET_IN_CODE[0] else None
                 self.provenance.note(path, whole or by)
 
-    def priority(self, path: str) -> Literal[0, 1, 2]:
-        """Return the priority of a value by its origin: 2 for the user, 1 for a recipe, 0 for default and resolved."""
+    def priority(self, path: str) -> Priority:
+        """Return the priority of a value by its origin."""
         if self.provenance.by_user(path):
-            return 2
-        return 1 if self.provenance.by_recipe(path) else 0
+            return Priority.USER
+        return Priority.RECIPE if self.provenance.by_recipe(path) else Priority.COMPUTED
 
     def has(self, path: str) -> bool:
         """Return True if the section has the field."""

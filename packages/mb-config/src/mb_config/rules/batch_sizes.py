@@ -54,7 +54,8 @@ def _ramp_divides(
     if rampup is None or dp is None or not micro or _ramp(rampup, batch) is not None:
         return None
     unit = micro * dp
-    wrong = [size for size in (rampup[0], rampup[0] + rampup[1]) if (size < unit if lenient else size % unit)]
+    first_sizes = (rampup[0], rampup[0] + rampup[1])
+    wrong = [size for size in first_sizes if (lenient and size < unit) or (not lenient and size % unit)]
     return (
         f"the batch size {wrong[0]} is not a multiple of {unit} (micro batch {micro} x data parallel {dp})"
         if wrong

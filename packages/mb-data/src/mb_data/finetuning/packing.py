@@ -62,6 +62,7 @@ class PackedDataset:
                 f"dataset.packed_sequence_specs.packed_metadata_path: states at most {limit} samples in a pack, but a "
                 f"pack has {packs.max_samples}. Set the file that describes these packs, or leave it unset."
             )
+        # the start of each sample, that of the padding behind them, and the end of the pack
         self._num_boundaries = limit + 2 if pad_cu_seqlens else 0
 
     def __len__(self) -> int:

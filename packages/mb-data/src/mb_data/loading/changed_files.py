@@ -62,10 +62,11 @@ def changed_data_files(*, since: float, maps: str = "/proc/self/maps") -> list[s
 
 def _mapped(maps: str) -> dict[str, int]:
     """Return the end of the mapped part of each data file, in bytes."""
+    # a line: address range, permissions, offset in the file, device, inode, and the path of the file if there is one
     ends: dict[str, int] = {}
     for line in Path(maps).read_text(errors="replace").splitlines():
-        addresses, _, offset, _, _, *named = line.split(maxsplit=5)
-        name = "".join(named).removesuffix(" (deleted)")
+        addresses, _permissions, offset, _device, _inode, *path = line.split(maxsplit=5)
+        name = "".join(path).removesuffix(" (deleted)")
         if name.endswith(SUFFIXES):
             begin, end = (int(address, 16) for address in addresses.split("-"))
             ends[name] = max(ends.get(name, 0), int(offset, 16) + end - begin)

@@ -223,9 +223,13 @@ def _names(options: ValidationSetOptions, prefixes: Sequence[str], *, number: in
 def _same_number_on_all_ranks(built: Any, section: object, *, several: bool, gather: Gather) -> list[Any]:
     """Return this rank's result as a list of the same length on all ranks, filled with None where it has no data."""
     is_list, kind = isinstance(built, list), type(section).__name__
-    shapes_by_rank = gather(None if built is None else len(built) if is_list else type(built).__name__)
+    shape: int | str | None = None  # the length of a list, or the type of a single set
+    if built is not None:
+        shape = len(built) if is_list else type(built).__name__
+    shapes_by_rank = gather(shape)
+    # single sets may be of different types
     shapes = {
-        shape if isinstance(shape, int) else None: shape for shape in shapes_by_rank if shape is not None
+        other if isinstance(other, int) else None: other for other in shapes_by_rank if other is not None
     }
     if len(shapes) > 1:
         raise ValidationDataError(

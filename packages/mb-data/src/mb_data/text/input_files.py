@@ -12,8 +12,11 @@ from mb_data.errors import DataPathError, FormatLibraryError
 
 _REMOTE_BLOCK = 1 << 20
 
-_SAVED_STATE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""Files in a folder that Hugging Face's `save_to_disk` wrote, which list its files and its splits."""
+_SAVED_STATE = "state.json"
+"""File that lists the files with rows of a folder which Hugging Face's `save_to_disk` wrote."""
+
+_SAVED_SPLITS = "dataset_dict.json"
+"""File that lists the splits of such a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +90,15 @@ def visible_files(folder: Path) -> list[Path]:
     Of a data set that Hugging Face's `save_to_disk` wrote, only the files with rows are returned.
     """
     files = [path for path in folder.rglob("*") if path.is_file()]
-    saved = [path.parent for path in files if path.name == _SAVED_STATE and _saved_files(path.parent)]
-    rows = {folder: {*_saved_files(folder)} for folder in saved}
-    return sorted(
-        path
-        for path in files
-        if path.name != _SAVED_SPLITS
-        and path.name in rows.get(path.parent, (path.name,))
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    names_with_rows = {path.parent: _saved_files(path.parent) for path in files if path.name == _SAVED_STATE}
+
+    def is_document(path: Path) -> bool:
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        # empty: the folder has a state.json of another program, so that all its files are documents
+        names = names_with_rows.get(path.parent)
+        return not is_hidden and path.name != _SAVED_SPLITS and (not names or path.name in names)
+
+    return sorted(filter(is_document, files))
 
 
 def _saved_files(folder: Path) -> list[str]:

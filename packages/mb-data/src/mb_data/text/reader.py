@@ -87,7 +87,8 @@ class IndexedReader:
         self._index_is_valid = True
 
     def _memmap(self, dtype: Any, offset: int, number: int, *, of: str = "idx") -> NDArray[Any]:
-        path = pair_paths(self.prefix)[of == "idx"]
+        tokens, index = pair_paths(self.prefix)
+        path = index if of == "idx" else tokens
         if not number:
             return np.empty(0, dtype)
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(number,))

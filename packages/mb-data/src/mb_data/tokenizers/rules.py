@@ -109,7 +109,7 @@ def _unused_template(
     text: Any, path: Any, form: Any, finetuning: Any, options: Any, pretraining: Any
 ) -> str | None:
     values = {"chat_template_path": path, "tokenizer_prompt_format": form}
-    settings = ["chat_template"] * (text is not None)
+    settings = [] if text is None else ["chat_template"]
     settings += [f"{name}={value}" for name, value in values.items() if value is not None]
     is_read = chat_requested(options) and options.get("use_hf_tokenizer_chat_template") is True
     is_unused = pretraining is not None or (finetuning is not None and not is_read)

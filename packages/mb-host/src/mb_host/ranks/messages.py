@@ -9,14 +9,18 @@ from mb_host.ranks.function_reference import FunctionReference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """Start parameters of a rank; `imports` are modules to import before the first run."""
+    """Start parameters of a rank."""
 
     rank: int
     world_size: int
     imports: tuple[str, ...]
+    """Modules to import before the first run."""
     environment: Mapping[str, str]
+    """All variables of the process."""
     path: tuple[str, ...]
+    """`sys.path` of the launcher."""
     folder: str
+    """Working directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,8 +73,8 @@ class RankPool:
             )
         self.world_size = world_size
         self.timeout_seconds = timeout_seconds
-        self._added = dict(env or {})
-        self._env = _environment(self._added)
+        self._added_env = dict(env or {})
+        self._env = _environment(self._added_env)
         self._imports = tuple(imports)
         self._start_method: StartMethod = start_method
         self._processes: list[RankProcess] = []
@@ -124,12 +124,14 @@ class RankPool:
         except BaseException:
             self._stop(grace_seconds=0.0)
             raise
-        return [pickle.loads(outcome.result) for outcome in sorted(outcomes, key=lambda each: each.rank)]
+        return [
+            pickle.loads(outcome.result) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)
+        ]
 
     def _start(self) -> None:
         if not self._processes:
             self._ready = False
-            start = rank_starter(self._start_method, added=self._added, env=self._env)
+            start = rank_starter(self._start_method, added_env=self._added_env, env=self._env)
             try:
                 for rank in range(self.world_size):
                     self._processes.append(RankProcess(self._spec(rank), start=start))
@@ -161,6 +163,7 @@ class RankPool:
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a rank: that of this process, with the added variables."""
     # Under torchrun, TORCHELASTIC_USE_AGENT_STORE would connect the ranks to the store of another job.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {**inherited, "OMP_NUM_THREADS": "1", **added}

@@ -68,7 +68,7 @@ def serve(control_fd: int) -> None:
 def _received(control: "Connection[int | str, RankSpec]") -> list[int]:
     """Receive the descriptors that follow a request."""
     with socket.socket(fileno=os.dup(control.fileno())) as channel:
-        _, ends, _, _ = socket.recv_fds(channel, 1, NUMBER_OF_DESCRIPTORS)
+        _message, ends, _flags, _address = socket.recv_fds(channel, 1, NUMBER_OF_DESCRIPTORS)
     for end in ends:
         os.set_inheritable(end, False)
     return ends

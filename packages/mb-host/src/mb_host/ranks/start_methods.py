@@ -13,19 +13,19 @@ StartMethod = Literal["fork", "spawn"]
 
 
 def rank_starter(
-    method: StartMethod, *, added: Mapping[str, str], env: Mapping[str, str]
+    method: StartMethod, *, added_env: Mapping[str, str], env: Mapping[str, str]
 ) -> Callable[[RankSpec, RankFileDescriptors], ProcessHandle]:
-    """Return a function that starts a rank. `env` is its environment, including the variables `added` by the pool."""
+    """Return a function that starts a rank. `env` is its environment, which includes `added_env`, that of the pool."""
     if method == "spawn" or sys.platform != "linux":
         return spawn
-    server = server_for(added, env=env)
+    server = server_for(added_env, env=env)
 
     def fork(spec: RankSpec, ends: RankFileDescriptors) -> ProcessHandle:
         try:
             try:
                 return server.fork(spec, ends)
             except ServerEndedError:  # it ended after it was found alive
-                return server_for(added, env=env).fork(spec, ends)
+                return server_for(added_env, env=env).fork(spec, ends)
         except CannotForkError:  # a new interpreter works, or reports the error itself
             return spawn(spec, ends)
 

@@ -16,7 +16,7 @@ import typer
 
 from mb_launch.errors import ExtraMissingError, JobNotFoundError, SlurmJobError
 from mb_launch.nemo_run.executor_file import KINDS, read_executor
-from mb_launch.nemo_run.jobs import read_experiments
+from mb_launch.nemo_run.jobs import read_nemo_run_jobs
 from mb_launch.slurm.clusters import read_cluster
 from mb_launch.slurm.job import LaunchSize, SlurmJob, SlurmRun
 from mb_launch.slurm.options import job_options, option
@@ -177,7 +177,7 @@ def _nemo_run_door() -> Any:
 def status(run: Run) -> None:
     """Print the state of each job of a run, oldest first."""
     with exit_codes():
-        experiments = read_experiments(run)
+        experiments = read_nemo_run_jobs(run)
         for job in _slurm_jobs(run, optional=bool(experiments)):
             print(read_status(job))
         for experiment in experiments:
@@ -201,7 +201,7 @@ def logs(
 ) -> None:
     """Print the end of the logs of the newest job of a run: that of its script, then one for each rank."""
     with exit_codes():
-        experiments = read_experiments(run)
+        experiments = read_nemo_run_jobs(run)
         if experiments and not _slurm_jobs(run, optional=True):
             if rank is not None:
                 raise SlurmJobError(
@@ -219,7 +219,7 @@ def logs(
 def cancel(run: Run) -> None:
     """Cancel the jobs of a run that wait or run. Ranks receive SIGTERM, and SIGKILL after Slurm's KillWait."""
     with exit_codes():
-        experiments = read_experiments(run)
+        experiments = read_nemo_run_jobs(run)
         cancelled = [str(job) for job in cancel_jobs(_slurm_jobs(run, optional=bool(experiments)))]
         for experiment in reversed(experiments):
             cancelled += _nemo_run_door().cancel(experiment)

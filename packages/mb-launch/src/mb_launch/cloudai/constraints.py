@@ -131,7 +131,9 @@ def list_items(value: object) -> Iterator[str]:
 
     As in CloudAI, an empty pair of quotes is an empty item in a text, and no item in a list.
     """
-    for part in value if isinstance(value, list) else [] if value is None else [value]:
+    if value is None:
+        return
+    for part in value if isinstance(value, list) else [value]:
         text = str(part).strip().strip("\"'")
         if text.startswith("[") and text.endswith("]"):
             text = text[1:-1]

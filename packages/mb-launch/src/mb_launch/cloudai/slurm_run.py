@@ -193,7 +193,8 @@ def _choice(name: str, choices: Mapping[str, Any], value: str) -> Any:
 def _overrides(name: str, value: object) -> Iterator[str]:
     if name in _LISTS:
         value = [*list_items(value)]
-        yield from ["model.recompute_granularity=selective"] if name == "recompute_modules" and value else []
+        if name == "recompute_modules" and value:
+            yield "model.recompute_granularity=selective"
     elif isinstance(value, list):
         raise CloudaiTestError(
             f"cmd_args.{name}: {value} is a list, because it describes several launches. Launch each separately."

@@ -24,7 +24,7 @@ from nemo_run.config import get_nemorun_home, set_nemorun_home
 
 from mb_launch.errors import ExecutorFileError, NemoRunError
 from mb_launch.nemo_run.executor_file import ExecutorRequest
-from mb_launch.nemo_run.jobs import NemoRunJob, record_experiment
+from mb_launch.nemo_run.jobs import NemoRunJob, record_nemo_run_job
 from mb_launch.slurm.job import LaunchSize, SlurmRun
 from mb_launch.slurm.queue import record_job
 
@@ -217,7 +217,7 @@ def submit(executor: run.Executor, command: SlurmRun) -> SubmittedJob:
             if local_slurm:
                 command.logs.mkdir(parents=True, exist_ok=True)
             else:
-                record_experiment(command.folder, record)
+                record_nemo_run_job(command.folder, record)
             experiment.run(detach=queued, tail_logs=not queued)
             if local_slurm:
                 record_job(command.folder, int(job.handle.rpartition("/")[2]))

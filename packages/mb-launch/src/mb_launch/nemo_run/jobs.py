@@ -26,7 +26,7 @@ class NemoRunJob:
         return f"{self.experiment}/{self.job}"
 
 
-def record_experiment(folder: Path, job: NemoRunJob) -> None:
+def record_nemo_run_job(folder: Path, job: NemoRunJob) -> None:
     """Append a job to the file of a run folder."""
     file = folder / _FILE
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def record_experiment(folder: Path, job: NemoRunJob) -> None:
         jobs.write(json.dumps(asdict(job)) + "\n")
 
 
-def read_experiments(folder: Path) -> list[NemoRunJob]:
+def read_nemo_run_jobs(folder: Path) -> list[NemoRunJob]:
     """Return the jobs of a run folder, oldest first; none if NeMo-Run has not started it.
 
     Raises:
@@ -49,7 +49,7 @@ def read_experiments(folder: Path) -> list[NemoRunJob]:
             job = NemoRunJob(**json.loads(line))
         except (TypeError, ValueError) as error:
             raise JobNotFoundError(f"{file}: {line!r} is not a job of NeMo-Run. Remove the line.") from error
-        if not all(isinstance(each, str) and _NAME.fullmatch(each) for each in (job.experiment, job.job)):
+        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (job.experiment, job.job)):
             raise JobNotFoundError(f"{file}: {job} is not a name of a job of NeMo-Run. Remove the line.")
         jobs.append(job)
     return jobs

@@ -189,10 +189,10 @@ class LeftRanks:
 
         A program whose ranks never mark their work has none.
         """
-        started, at_work, finished = map(self._marked, (STARTED, AT_WORK, FINISHED))
-        unfinished = {rank: (AT_WORK, process) for rank, process in at_work.items()}
-        if at_work:
-            idle = started.keys() - at_work.keys() - finished.keys()
+        started, working, finished = map(self._marked, (STARTED, AT_WORK, FINISHED))
+        unfinished = {rank: (AT_WORK, process) for rank, process in working.items()}
+        if working:
+            idle = started.keys() - working.keys() - finished.keys()
             idle -= {rank for rank in idle if failure_file(self._folder, rank).exists()}
             unfinished |= {rank: (STARTED, started[rank]) for rank in idle}
         return unfinished

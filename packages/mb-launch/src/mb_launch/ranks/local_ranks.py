@@ -168,7 +168,7 @@ def _failed_launch(error: ChildFailedError, folder: Path, left: LeftRanks) -> La
         rank for rank in left.finished_before(failure.time) if rank not in recorders | exit_codes.keys()
     ]
     if finished:
-        names = f"rank{'s' * (len(finished) > 1)} {', '.join(map(str, finished))}"
+        names = f"{'ranks' if len(finished) > 1 else 'rank'} {', '.join(map(str, finished))}"
         failure = replace(failure, text=f"{failure.text}\n{names} had finished before, without an error")
     return LaunchResult(exit_code=failure.exit_code, failure=failure)
 

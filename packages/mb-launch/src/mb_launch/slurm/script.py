@@ -27,6 +27,7 @@ while kill -0 "$ranks" 2>/dev/null; do
     code=$?
 done
 """
+# ENDED is replaced by the condition under which the job has been stopped and has saved.
 _REQUEUE = """\
 # On preemption Slurm signals the ranks and not this script, but records the time. A job that was cancelled is not
 # RUNNING any more, and does not enter the queue again.
@@ -59,7 +60,10 @@ def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
     lines = ["#!/bin/bash", f"# Submit with: mkdir -p {folder} && sbatch THIS_FILE"]
     lines += [f"#SBATCH {option}" for option in _sbatch_options(job, run)]
     settings = [setting for setting in job.env if "=" in setting]
-    exports = [f"export {name}={shlex.quote(text)}" for name, _, text in (s.partition("=") for s in settings)]
+    exports = []
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        exports.append(f"export {name}={shlex.quote(text)}")
     exports += _gpu_exports(job)
     before = (
         f"{job.lead_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
@@ -68,7 +72,8 @@ def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
     parts = ["\n".join(lines), "\n".join(exports), stop.rstrip(), f"{_srun(job, run)} &\n{_WAIT.rstrip()}"]
     # ft_launcher that is stopped by a signal does not exit with 0, although its ranks have saved
     ended = '[ "$stopped" = yes ]' if job.ft_launcher else '[ "$stopped" = yes ] && [ "$code" = 0 ]'
-    parts += [_REQUEUE.rstrip().replace("ENDED", ended)] if job.requeue else []
+    if job.requeue:
+        parts.append(_REQUEUE.rstrip().replace("ENDED", ended))
     return "\n\n".join([*filter(None, parts), 'exit "$code"']) + "\n"
 
 
@@ -76,7 +81,8 @@ def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
     yield f"--job-name={job.job_name or run.folder.name}"
     yield f"--nodes={job.nodes}"
     yield f"--ntasks-per-node={1 if job.ft_launcher else job.ranks_per_node}"
-    yield from [f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []
+    if job.gpus_per_node:
+        yield f"--gpus-per-node={job.gpus_per_node}"
     for name in ("cpus_per_task", "partition", "account", "qos", "time"):
         if (value := getattr(job, name)) is not None:
             yield f"--{name.replace('_', '-')}={value}"
@@ -85,7 +91,8 @@ def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
     yield "--open-mode=append"
     yield "--dependency=singleton"
     yield "--requeue" if job.requeue else "--no-requeue"
-    yield from [f"--signal=B:USR1@{job.lead_seconds}"] if job.lead_seconds else []
+    if job.lead_seconds:
+        yield f"--signal=B:USR1@{job.lead_seconds}"
     yield f"--export={','.join(['ALL', *passed_names(job)])}"
     yield from job.sbatch
 
@@ -100,12 +107,14 @@ def _srun(job: SlurmJob, run: SlurmRun) -> str:
     if job.cpus_per_task is not None:  # srun does not take it from sbatch since Slurm 22.05
         options.append(f"--cpus-per-task={job.cpus_per_task}")
     if job.container_image is not None:
-        own = dict.fromkeys(f"{path}:{path}" for path in (run.work_dir, run.folder))
-        mounts = ",".join([*own, *([job.container_mounts] if job.container_mounts else [])])
-        options += [f"--container-image={job.container_image}", f"--container-mounts={mounts}"]
+        mounts = [*dict.fromkeys(f"{path}:{path}" for path in (run.work_dir, run.folder))]
+        if job.container_mounts:
+            mounts.append(job.container_mounts)
+        options += [f"--container-image={job.container_image}", f"--container-mounts={','.join(mounts)}"]
         options.append(f"--container-workdir={run.work_dir}")
     words = [*map(shlex.quote, options), *_launcher(job), shlex.join(run.command)]
-    return _HEAD * job.ft_launcher + " \\\n    ".join(["srun", *words])
+    command = " \\\n    ".join(["srun", *words])
+    return _HEAD + command if job.ft_launcher else command
 
 
 def _gpu_exports(job: SlurmJob) -> list[str]:

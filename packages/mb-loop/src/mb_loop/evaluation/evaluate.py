@@ -219,7 +219,7 @@ def run_evaluation(
     ]
     if not sets:
         return None
-    start, _, _, end = _EVENTS[kind]
+    start, _step_start, _step_end, end = _EVENTS[kind]
     counters, batch = state.train_state, evaluation_batch(state.cfg)
     full_count = (
         counters.consumed_valid_samples
@@ -269,7 +269,7 @@ def _run_batches(
 ) -> tuple[list[str], Tensor | None] | None:
     """Return loss names and [sum, count] rows over all batches; None if the evaluation was stopped early."""
     state: GlobalState = events.state
-    _, step_start, step_end, _ = _EVENTS[kind]
+    _start, step_start, step_end, _end = _EVENTS[kind]
     names: list[str] = []
     rows = None
     for number in range(batches):

@@ -117,7 +117,9 @@ class EarlyStopping(Callback):
         if context.total_loss_dict is None:
             return
         value = context.total_loss_dict.get(self.metric)
-        local_score = -math.inf if value is None else _WORST if math.isnan(value) else self._sign * value
+        local_score = -math.inf
+        if value is not None:
+            local_score = _WORST if math.isnan(value) else self._sign * value
         score = max_across_ranks(local_score)
         if score != -math.inf:
             self._record(score)

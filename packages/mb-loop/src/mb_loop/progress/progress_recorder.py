@@ -83,7 +83,7 @@ class ProgressRecorder:
         self._print_line = print_line
         self._job_id = os.environ.get("SLURM_JOB_ID", "") if job_id is None else job_id
         self._operations_at_start = state.train_state.floating_point_operations_so_far
-        self._scheduled: int | None = None
+        self._scheduled: int | None = None  # step of the save in the background that has its first line
 
     def on_train_start(self, context: CallbackContext) -> None:
         """Write the line of the start."""

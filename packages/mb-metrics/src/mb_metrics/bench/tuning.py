@@ -148,8 +148,10 @@ def _run_trial(
     speedup = _median(so_far.best) / _median(result) if so_far.best is not None else 1.0
     if not loss_difference <= LARGEST_DIFFERENCE:
         outcome = f"other losses ({loss_difference:.1%} apart)"
+    elif speedup > 1 + LEAST_GAIN:
+        outcome = "faster"
     else:
-        outcome = "faster" if speedup > 1 + LEAST_GAIN else "slower" if speedup < 1 - LEAST_GAIN else "equal"
+        outcome = "slower" if speedup < 1 - LEAST_GAIN else "equal"
     return Trial(overrides=overrides, outcome=outcome, result=result, speedup=speedup)
 
 

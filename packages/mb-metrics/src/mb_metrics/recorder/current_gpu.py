@@ -20,9 +20,9 @@ def current_gpu_energy() -> EnergyReader | None:
         return None
     uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     try:
-        reader: EnergyReader = import_module("mb_metrics.recorder.nvml").nvml_reader(
-            uuid
-        )  # pynvml may be missing
+        # imported here, because pynvml may be missing
+        nvml = import_module("mb_metrics.recorder.nvml")
+        reader: EnergyReader = nvml.nvml_reader(uuid)
     except ModuleNotFoundError:
         _logger.warning(
             "energy is not measured: nvidia-ml-py is not installed (pip install mb-metrics[energy])"

@@ -153,9 +153,8 @@ class Metrics:
         self._steps: list[RecordedStep] = []  # not on the way to the host yet
         self._work: list[TimedStep] = []  # since the previous summary
         self._window: deque[TimedStep] = deque(maxlen=throughput_window or log_interval)
-        self._in_flight: deque[tuple[StepBatch, IntervalWork | None]] = (
-            deque()
-        )  # work: the batch ends an interval
+        # the second is set for the last batch of an interval
+        self._in_flight: deque[tuple[StepBatch, IntervalWork | None]] = deque()
         self._rows: list[MetricsRow] = []  # written since the previous summary
 
     def __enter__(self) -> "Metrics":

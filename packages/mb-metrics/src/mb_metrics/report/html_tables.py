@@ -41,19 +41,13 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
     heads = [
         f'<th scope="col" class="c{index % 8}">{escape(label)}</th>' for index, label in enumerate(labels)
     ]
-    return _table(
-        heads,
-        [
-            (
-                name,
-                [
-                    escape(value) + change
-                    for value, change in zip(values, _changes(name, statistics), strict=True)
-                ],
-            )
-            for name, values in rows
-        ],
-    )
+    cells = {
+        name: [
+            escape(value) + change for value, change in zip(values, _changes(name, statistics), strict=True)
+        ]
+        for name, values in rows
+    }
+    return _table(heads, [*cells.items()])
 
 
 def _changes(name: str, statistics: Sequence[RunStatistics]) -> Iterator[str]:
@@ -139,7 +133,7 @@ def configuration_html(runs: Sequence[RunHistory], labels: Sequence[str]) -> str
     configured = [
         (run.configuration, label) for run, label in zip(runs, labels, strict=True) if run.configuration
     ]
-    parts = [_between(configured)] if len(configured) > 1 else []
+    parts = [_differences_between_runs(configured)] if len(configured) > 1 else []
     for configuration, label in configured:
         parts.append(_against_baseline(configuration, label if len(runs) > 1 else None))
     for run, label in zip(runs, labels, strict=True):
@@ -147,7 +141,7 @@ def configuration_html(runs: Sequence[RunHistory], labels: Sequence[str]) -> str
     return "".join(parts) or "<p>No configuration was found.</p>"
 
 
-def _between(configured: Sequence[tuple[RunConfiguration | None, str]]) -> str:
+def _differences_between_runs(configured: Sequence[tuple[RunConfiguration | None, str]]) -> str:
     settings = [configuration.settings for configuration, _ in configured if configuration]
     paths = sorted({path for of_run in settings for path in of_run})
     rows = [(path, [of_run.get(path) for of_run in settings]) for path in paths]
@@ -179,7 +173,7 @@ def _against_baseline(configuration: RunConfiguration, label: str | None) -> str
 def _settings_table(labels: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]]) -> str:
     heads = [f'<th scope="col">{escape(label)}</th>' for label in labels]
     return _table(
-        heads, [(_code(path), [_code(_setting(value)) for value in values]) for path, values in rows]
+        heads, [(_code(path), [_code(_setting_text(value)) for value in values]) for path, values in rows]
     )
 
 
@@ -200,7 +194,9 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> s
 def _all_settings(run: RunHistory, label: str | None) -> str:
     title = f"All settings of {label}" if label else "All settings"
     if run.configuration is not None:
-        text = "\n".join(f"{path}: {_setting(value)}" for path, value in run.configuration.settings.items())
+        text = "\n".join(
+            f"{path}: {_setting_text(value)}" for path, value in run.configuration.settings.items()
+        )
     elif run.config_text is not None:
         text = run.config_text
     else:
@@ -208,18 +204,18 @@ def _all_settings(run: RunHistory, label: str | None) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
-def _setting(value: object) -> str:
+def _setting_text(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _of(steps: int | None, total: int | None) -> str:
+def _steps_of_total(steps: int | None, total: int | None) -> str:
     done = f"{steps or 0:,}"
     return f"{done} of {total:,}" if total is not None else done
 
 
-def _first(losses: Mapping[str, LossStatistics]) -> LossStatistics | None:
+def _first_loss(losses: Mapping[str, LossStatistics]) -> LossStatistics | None:
     return next(iter(losses.values()), None)
 
 
@@ -233,20 +229,20 @@ def _predicted(statistics: RunStatistics) -> str:
 
 
 def _recent_mean(statistics: RunStatistics) -> str:
-    loss = _first(statistics.losses)
+    loss = _first_loss(statistics.losses)
     if loss is None or loss.recent_mean is None:
         return "?"
     return f"{short(loss.recent_mean)} over {loss.recent_steps}"
 
 
 def _validation(statistics: RunStatistics) -> str:
-    first = _first(statistics.validation)
+    first = _first_loss(statistics.validation)
     if first is None or first.lowest is None:
         return "?"
     return f"{short(first.lowest)} at step {first.lowest_step:,}"
 
 
-def _waits(count: int, seconds: float) -> str:
+def _count_and_duration(count: int, seconds: float) -> str:
     return f"{count:,} in {duration(seconds)}" if count else "none"
 
 
@@ -264,7 +260,9 @@ def peak_memory_text(statistics: RunStatistics) -> str:
     name = max(statistics.peak_memory, key=lambda name: statistics.peak_memory[name], default=None)
     if name is None:
         return "?"
-    unit = "GiB" if "gib" in name.lower() else "GB" if "gigabyte" in name else "bytes"
+    unit = "GB" if "gigabyte" in name else "bytes"
+    if "gib" in name.lower():
+        unit = "GiB"
     return f"{short(statistics.peak_memory[name])} {unit}"
 
 
@@ -275,8 +273,8 @@ def _per_device(statistics: RunStatistics) -> str:
 
 _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
     ("State", status_text),
-    ("Steps", lambda run: _of(run.steps, run.total_steps)),
-    ("Last loss", lambda run: short(loss.last) if (loss := _first(run.losses)) else "?"),
+    ("Steps", lambda run: _steps_of_total(run.steps, run.total_steps)),
+    ("Last loss", lambda run: short(loss.last) if (loss := _first_loss(run.losses)) else "?"),
     ("Recent mean", _recent_mean),
     ("Best validation", _validation),
     ("Step time", lambda run: duration(run.step_seconds.median) if run.step_seconds else "?"),
@@ -287,8 +285,8 @@ _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
     ("MFU", lambda run: percent(run.mfu)),
     ("Peak memory", peak_memory_text),
     ("Goodput", lambda run: percent(run.goodput)),
-    ("Checkpoints", lambda run: _waits(run.saves.count, run.saves.seconds)),
-    ("Evaluations", lambda run: _waits(run.evaluations.count, run.evaluations.seconds)),
+    ("Checkpoints", lambda run: _count_and_duration(run.saves.count, run.saves.seconds)),
+    ("Evaluations", lambda run: _count_and_duration(run.evaluations.count, run.evaluations.seconds)),
     ("Restarts", _restarts),
     ("Skipped steps", lambda run: f"{run.skipped_steps:,}"),
     ("NaN or infinite", lambda run: f"{run.nonfinite_steps:,} steps"),
@@ -297,9 +295,9 @@ _STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
 """Rows of the tables: name, and the text of a run; "?" where it is not known."""
 
 _NUMBERS: Mapping[str, Callable[[RunStatistics], float | None]] = {
-    "Last loss": lambda run: loss.last if (loss := _first(run.losses)) else None,
-    "Recent mean": lambda run: loss.recent_mean if (loss := _first(run.losses)) else None,
-    "Best validation": lambda run: loss.lowest if (loss := _first(run.validation)) else None,
+    "Last loss": lambda run: loss.last if (loss := _first_loss(run.losses)) else None,
+    "Recent mean": lambda run: loss.recent_mean if (loss := _first_loss(run.losses)) else None,
+    "Best validation": lambda run: loss.lowest if (loss := _first_loss(run.validation)) else None,
     "Step time": lambda run: run.step_seconds.median if run.step_seconds else None,
     "Tokens per second": lambda run: run.tokens_per_second,
     "Tokens/s and device": lambda run: run.tokens_per_second_per_device,

@@ -222,7 +222,8 @@ def _suggestion(folder: Path) -> str:
     """Return the paths that the user may have meant: the run folders below a folder."""
     runs = sorted(str(below) for below in folder.iterdir() if _has_run(below)) if folder.is_dir() else []
     if runs:
-        return f"Pass a run folder: {', '.join(runs[:_MOST_SUGGESTIONS])}{', ...' * (len(runs) > _MOST_SUGGESTIONS)}."
+        more = ", ..." if len(runs) > _MOST_SUGGESTIONS else ""
+        return f"Pass a run folder: {', '.join(runs[:_MOST_SUGGESTIONS])}{more}."
     return "Pass a run folder or a metrics file; a log of a trainer is read by `report --from-log`."
 
 

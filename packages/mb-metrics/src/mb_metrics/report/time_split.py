@@ -265,9 +265,13 @@ def _discarded_steps(run: RunHistory, events: Sequence[_Moment]) -> list[Discard
             continue
         attempt = _attempt_before(events[:index])
         later = [event for event in attempt if (event.step or 0) > mark.step]
-        ends = [event.time for event in later] + [mark.before] * (mark.before is not None)
+        ends = [event.time for event in later]
+        if mark.before is not None:
+            ends.append(mark.before)
         kept = [event.time for event in attempt if (event.step or 0) <= mark.step]
-        kept += [time for time in [_time_of(run, mark.step)] if time is not None and time < mark.time]
+        time_of_step = _time_of(run, mark.step)
+        if time_of_step is not None and time_of_step < mark.time:
+            kept.append(time_of_step)
         newest = max([mark.step, mark.before_step or 0, *(event.step or 0 for event in later)])
         if newest > mark.step and ends and kept:
             parts.append(

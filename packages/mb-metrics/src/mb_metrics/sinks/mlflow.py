@@ -86,7 +86,8 @@ class MlflowSink(Sink):
         if run is None:
             require_no_prefix("MlflowSink", prefix)
         self._is_host_run = run is not None
-        self._prefix = "" if run is None else PREFIX if prefix is None else prefix
+        prefix_of_host_run = PREFIX if prefix is None else prefix
+        self._prefix = "" if run is None else prefix_of_host_run
         self._experiment = experiment
         self._run_name = run_name
         self._uri = tracking_uri

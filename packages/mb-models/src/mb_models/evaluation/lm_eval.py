@@ -165,9 +165,8 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         """
         for request in requests:
             # lm_eval reads the first token of a continuation without context
-            self._model.require_scorable(
-                [self.prefix_token_id], [0] * bool(request.args[1]), text=request.args[1]
-            )
+            continuation = [0] if request.args[1] else []
+            self._model.require_scorable([self.prefix_token_id], continuation, text=request.args[1])
         scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scores
 

@@ -17,7 +17,7 @@ class LatentAttentionFields:
     qk_head_dim: int = 128
     """Width of the part without positions of a query and a key, for each head."""
     qk_pos_emb_head_dim: int = 64
-    """Width of their rotated part, for each head."""
+    """Width of the rotated part of a query and a key, for each head."""
     v_head_dim: int = 128
     """Width of a value, for each head."""
     rope_type: Literal["rope", "yarn"] = "yarn"
@@ -25,7 +25,7 @@ class LatentAttentionFields:
     rotary_scaling_factor: float = 40
     """Scaling factor of YaRN."""
     original_max_position_embeddings: int = 4096
-    """Sequence length before the scaling."""
+    """Sequence length before the scaling by YaRN."""
     beta_fast: float = 32
     """Frequencies with at least this many rotations over the original length are not scaled."""
     beta_slow: float = 1
@@ -33,7 +33,7 @@ class LatentAttentionFields:
     mscale: float = 1.0
     """Strength of YaRN's correction of the attention scores."""
     mscale_all_dim: float = 0.0
-    """Strength of that correction for the part without positions."""
+    """Strength of YaRN's correction of the attention scores for the part without positions."""
     mla_down_proj_fusion: bool = False
     """Use one down projection for queries, keys and values (Transformer Engine only)."""
 
@@ -45,11 +45,11 @@ class PredictionFields:
     mtp_num_layers: int | None = None
     """Number of predicted tokens beyond the next; None: none."""
     mtp_loss_scaling_factor: float | None = 0.1
-    """Weight of the sum of their losses."""
+    """Weight of the sum of the losses of multi-token prediction."""
     mtp_use_repeated_layer: bool = False
-    """Use one layer for all of them."""
+    """Use one layer for all further tokens."""
     mtp_detach_heads: bool = False
-    """Detach their gradients from the main model."""
+    """Detach the gradients of multi-token prediction from the main model."""
 
 
 @dataclass(kw_only=True)

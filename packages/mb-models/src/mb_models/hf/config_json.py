@@ -159,13 +159,16 @@ def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str
             "Download the file again."
         )
     content = {family.aliases.get(key, key): value for key, value in content.items()}
+
+    def is_possible(key: str, number: int) -> bool:
+        least = 1 if key in required else -LARGEST_NUMBER
+        most = MOST_LAYERS if key == "num_hidden_layers" else LARGEST_NUMBER
+        return least <= number <= most
+
     absurd = [
         f"{key}={value}"
         for key, value in content.items()
-        if isinstance(value, int)
-        and not (1 if key in required else -LARGEST_NUMBER)
-        <= value
-        <= (MOST_LAYERS if key == "num_hidden_layers" else LARGEST_NUMBER)
+        if isinstance(value, int) and not is_possible(key, value)
     ]
     if absurd:
         raise HuggingFaceError(

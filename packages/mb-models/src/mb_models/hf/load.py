@@ -198,9 +198,8 @@ def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, config: A
     groups = parts[1].shape[0] // size
     if origin.form == "gated_qkv":
         parts = [gates_after_queries(parts[0], groups=groups, head_size=size), *parts[1:]]
-    grouped = [
-        part.reshape(groups, -1, *part.shape[1:]) for part in parts
-    ]  # [G, R D, H], [G, D, H], [G, D, H]
+    # [G, R D, H], [G, D, H], [G, D, H]
+    grouped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
     return torch.cat(grouped, dim=1).flatten(0, 1)
 
 

@@ -14,16 +14,16 @@ OFFSET, VISION_TP, TP = LAYOUT = (
 PROCESSES = "facts.all_processes"
 """World size of a run; other rules treat modules with per-module parallelism as one replica."""
 
-REQUIRED_SETTINGS: Mapping[str, object] = {
-    "sequence_parallel": False,
-    "context_parallel_size": 1,
-    "num_moe_experts": None,
-    "bf16": False,
-    "fp16": False,
-    "fp8": None,
-    "fp4": None,
+REQUIRED_SETTINGS: Mapping[str, tuple[object, object]] = {
+    "sequence_parallel": (False, True),
+    "context_parallel_size": (1, 2),
+    "num_moe_experts": (None, 8),
+    "bf16": (False, True),
+    "fp16": (False, True),
+    "fp8": (None, "e4m3"),
+    "fp4": (None, "e2m1"),
 }
-"""Fields of the section, and the only value that per-module parallelism supports."""
+"""Fields of the section, with the only value that per-module parallelism supports and an example of another."""
 
 NO_OVERLAP = "the overlapped exchange of two modules is never started in time"
 LOGITS_OF_ONE_MODEL = "attention logits are compared over the groups of one model"
@@ -36,20 +36,22 @@ EXCHANGE: Mapping[str, str] = {
 }
 """Switches of the wrapper and of communication, and the reason why they are off."""
 
-PROCESS_WIDE: Mapping[str, object] = {
-    "dist.use_torch_fsdp2": False,
-    "dist.use_megatron_fsdp": False,
-    "ddp.use_megatron_fsdp": False,
-    "dist.use_tp_pp_dp_mapping": False,
-    "dist.use_sharp": False,
-    "dist.high_priority_stream_groups": [],
-    "dist.nccl_communicator_config_path": None,
-    "ddp.num_distributed_optimizer_instances": 1,
-    "rng.te_rng_tracker": False,
-    "rng.inference_rng_tracker": False,
-    "rng.data_parallel_random_init": False,
+PROCESS_WIDE: Mapping[str, tuple[object, object]] = {
+    "dist.use_torch_fsdp2": (False, True),
+    "dist.use_megatron_fsdp": (False, True),
+    "ddp.use_megatron_fsdp": (False, True),
+    "dist.use_tp_pp_dp_mapping": (False, True),
+    "dist.use_sharp": (False, True),
+    "dist.high_priority_stream_groups": ([], ["ep"]),
+    "dist.nccl_communicator_config_path": (None, "nccl.yaml"),
+    "ddp.num_distributed_optimizer_instances": (1, 2),
+    "rng.te_rng_tracker": (False, True),
+    "rng.inference_rng_tracker": (False, True),
+    "rng.data_parallel_random_init": (False, True),
 }
-"""Settings of Megatron's process-wide groups, wrappers and random states, with the only supported value."""
+"""Settings of Megatron's process-wide groups, wrappers and random states, with the only supported value and an example
+of another.
+"""
 
 
 def has_layouts(offset: int | None, vision_tp: int | None, tp: int | None) -> bool:
@@ -70,8 +72,10 @@ def stored_optimizer_error(model: object, changed: Mapping[str, tuple[Any, Any]]
     previous = [
         changed[path][0] if path in changed else value for path, value in zip(LAYOUT, current, strict=True)
     ]
-    kinds = {True: "modules with layouts of their own", False: "one model"}
-    before, now = kinds[has_layouts(*previous)], kinds[has_layouts(*current)]
+    before, now = (
+        "modules with layouts of their own" if has_layouts(*layout) else "one model"
+        for layout in (previous, current)
+    )
     if before == now:
         return None
     return (
@@ -101,19 +105,22 @@ def unsupported_settings(values: Sequence[object]) -> str | None:
     """Return the fields of `REQUIRED_SETTINGS` with another value, of values in its order; None: there is none."""
     problems = [
         f"{name}={value}"
-        for (name, supported), value in zip(REQUIRED_SETTINGS.items(), values, strict=True)
+        for (name, (supported, _)), value in zip(REQUIRED_SETTINGS.items(), values, strict=True)
         if value != supported
     ]
     return ", ".join(problems) or None
 
 
-def _ranks(offset: int | None, vision_tp: int | None, tp: int, world: int) -> str | None:
+def _modules_do_not_fit_on_ranks(
+    offset: int | None, vision_tp: int | None, tp: int, world: int
+) -> str | None:
     return module_layout_error(offset or 0, vision_tp or tp, tp, world)
 
 
-def _rows(rows: int | None, *layout: int) -> str | None:
-    offset, vision_tp, tp, world = layout
-    if rows is None or _ranks(*layout) is not None:
+def _rows_not_divided_by_replicas(
+    rows: int | None, offset: int, vision_tp: int | None, tp: int, world: int
+) -> str | None:
+    if rows is None or _modules_do_not_fit_on_ranks(offset, vision_tp, tp, world) is not None:
         return None
     parts = max((offset or world) // (vision_tp or tp), (world - offset) // tp)
     return f"{rows} sequences cannot be divided into {parts} equal parts" if rows % parts else None
@@ -135,26 +142,36 @@ def _layout_rule(
     passes: Sequence[object],
     also: Sequence[object] = (1, None, 1),
 ) -> Rule:
-    """Return a rule on fields that applies only if the three fields of a layout, appended to them, define one.
+    """Return a rule on fields that applies only if encoder and language model have different layouts.
 
-    `also` are the values of these three in both examples.
+    The rule reads `paths`, then the three fields of `LAYOUT`, then the number of processes if `paths` has it. The test
+    of a rule with this number receives all of them, and is not made where the number is unknown; any other test
+    receives the values of `paths` alone. `also` are the values of `LAYOUT` in both examples.
     """
     rule_paths = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
-    named = [*rule_paths, *LAYOUT, *(path for path in paths if path == PROCESSES)]
+    reads_processes = PROCESSES in paths
+    fields = [*rule_paths, *LAYOUT, *([PROCESSES] if reads_processes else [])]
+    number_of_own = len(rule_paths)
 
-    def applies(*values: object) -> str | None:
-        offset, vision_tp, tp = values[len(rule_paths) : len(rule_paths) + 3]
+    def test_of_layouts(*values: object) -> str | None:
+        offset, vision_tp, tp = values[number_of_own : number_of_own + 3]
         if not has_layouts(offset, vision_tp, tp):  # type: ignore[arg-type]  # by the fields' types
             return None
-        needed = values if PROCESSES in named else values[: len(rule_paths)]
-        return None if named[-1] == PROCESSES and values[-1] is None else test(*needed)
+        if not reads_processes:
+            return test(*values[:number_of_own])
+        return None if values[-1] is None else test(*values)
 
-    examples = [
-        dict(zip(named, [*values[: len(rule_paths)], *also, *values[len(rule_paths) :]], strict=True))
-        for values in (fails, passes)
-    ]
+    def example(values: Sequence[object]) -> dict[str, object]:
+        return dict(zip(fields, [*values[:number_of_own], *also, *values[number_of_own:]], strict=True))
+
     return Rule(
-        id=number, fields=tuple(named), test=applies, why=why, fix=fix, fails=examples[0], passes=examples[1]
+        id=number,
+        fields=tuple(fields),
+        test=test_of_layouts,
+        why=why,
+        fix=fix,
+        fails=example(fails),
+        passes=example(passes),
     )
 
 
@@ -162,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     _layout_rule(
         "M16",
         (OFFSET, VISION_TP, TP, PROCESSES),
-        _ranks,
+        _modules_do_not_fit_on_ranks,
         why="each module is complete on its ranks, in replicas that each take the images of complete replicas of "
         "the other",
         fix="Let the tensor-parallel sizes divide the ranks of their modules, and one number of replicas the other.",
@@ -189,17 +206,15 @@ RULES: tuple[Rule, ...] = (
             fails=(unsupported_value,),
             passes=(supported,),
         )
-        for letter, ((name, supported), unsupported_value) in zip(
-            ascii_lowercase,
-            zip(REQUIRED_SETTINGS.items(), (True, 2, 8, True, True, "e4m3", "e2m1"), strict=True),
-            strict=False,
+        for letter, (name, (supported, unsupported_value)) in zip(
+            ascii_lowercase, REQUIRED_SETTINGS.items(), strict=False
         )
     ),
     *(
         _layout_rule(
             number,
             (path, PROCESSES),
-            _rows,
+            _rows_not_divided_by_replicas,
             why="a microbatch holds the rows of all replicas of the modules, and each replica takes its part",
             fix=f"Set {path} to a multiple of the replicas of encoder and language model.",
             fails=(3, 4),
@@ -230,14 +245,8 @@ RULES: tuple[Rule, ...] = (
             fails=(unsupported_value,),
             passes=(supported,),
         )
-        for letter, ((path, supported), unsupported_value) in zip(
-            ascii_lowercase,
-            zip(
-                PROCESS_WIDE.items(),
-                (True, True, True, True, True, ["ep"], "nccl.yaml", 2, True, True, True),
-                strict=True,
-            ),
-            strict=False,
+        for letter, (path, (supported, unsupported_value)) in zip(
+            ascii_lowercase, PROCESS_WIDE.items(), strict=False
         )
     ),
     _layout_rule(

@@ -47,9 +47,9 @@ class ExpertAdapters:
         module = origin.tensors[0].partition(".experts.")[0]
         for old, new in _RENAMED.items():
             module = f"{module}.".replace(old, new).removesuffix(".")
-        tensor = (
-            "gate_up_proj" if origin.form == "glu" else "down_proj" if "linear_fc2" in name else "up_proj"
-        )
+        tensor = "down_proj" if "linear_fc2" in name else "up_proj"
+        if origin.form == "glu":
+            tensor = "gate_up_proj"
         [expert] = _NUMBER.findall(name)
         self._pairs.setdefault((f"{module}.experts", tensor), {})[int(expert)] = (a_RI, b_OR)
 

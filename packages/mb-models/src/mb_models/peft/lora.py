@@ -36,7 +36,8 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
     selections = [
         select_layers(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks
     ]
-    uneven = validate_on_all_ranks(selections, section)
+    # kinds of layers, and parts of them, of which only some layers have adapters: these are stored layer by layer
+    partly_adapted = validate_on_all_ranks(selections, section)
     for chunk, selection in zip(chunks, selections, strict=True):
         chunk.requires_grad_(False)
         for path, parts in selection.chosen.items():
@@ -46,10 +47,11 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
                 module.return_layernorm_output = True  # the adapters' input
             leaf = path.rsplit(".", 1)[-1]
             cls = type(module)
+            # the same object with another class: its name, its parameters and Megatron's references to it remain
             module.__class__ = adapted_class(cls)  # type: ignore[arg-type]  # classes are hashable
             module.glu_halves = leaf == "linear_fc1" and module.config.gated_linear_unit
             module.fuses_qkv = leaf == "linear_qkv"
-            module.by_layer = bool({(selection.kinds[path], part) for part in parts} & uneven)
+            module.by_layer = any((selection.kinds[path], part) in partly_adapted for part in parts)
             module.add_adapters(section, parts)
         for module in chunk.modules():
             recomputes = getattr(getattr(module, "config", None), "recompute_granularity", None) is not None

@@ -8,7 +8,7 @@ from mb_schema.rule_kinds import rule, within
 from mb_schema.rules import Rule
 
 
-def _graphed(impl: str | None, modules: object) -> set[str]:
+def _captured_modules(impl: str | None, modules: object) -> set[str]:
     """Return the modules that are captured one by one."""
     if impl not in ("local", "transformer_engine"):
         return set()
@@ -16,8 +16,8 @@ def _graphed(impl: str | None, modules: object) -> set[str]:
     return set() if FULL_ITERATION in named else named
 
 
-def _expert_graphs(modules: object, impl: str, experts: int | None) -> str | None:
-    chosen = _graphed(impl, modules) & {"moe", "moe_router"}
+def _expert_modules_not_capturable(modules: object, impl: str, experts: int | None) -> str | None:
+    chosen = _captured_modules(impl, modules) & {"moe", "moe_router"}
     if not chosen:
         return None
     if (experts or 0) <= 1:
@@ -25,40 +25,40 @@ def _expert_graphs(modules: object, impl: str, experts: int | None) -> str | Non
     return "cannot capture both moe and moe_router" if len(chosen) == 2 else None
 
 
-def _dispatch_graph(modules: object, impl: str) -> str | None:
-    chosen = _graphed(impl, modules)
+def _preprocess_without_router(modules: object, impl: str) -> str | None:
+    chosen = _captured_modules(impl, modules)
     alone = impl == "transformer_engine" and "moe_preprocess" in chosen and "moe_router" not in chosen
     return "moe_preprocess is captured only together with moe_router" if alone else None
 
 
-def _dense_mlp_graph(
+def _mlp_without_dense_layers(
     modules: object, impl: str, experts: int | None, freq: int | Sequence[int]
 ) -> str | None:
     everywhere = freq == 1 or (not isinstance(freq, int) and 0 not in freq)
-    if (experts or 0) <= 1 or not everywhere or "mlp" not in _graphed(impl, modules):
+    if (experts or 0) <= 1 or not everywhere or "mlp" not in _captured_modules(impl, modules):
         return None
     return "mlp cannot be captured if every layer has experts"
 
 
-def _token_dropping_graph(
+def _experts_of_variable_size(
     modules: object, impl: str, experts: int | None, factor: float | None, pad: bool
 ) -> str | None:
     fixed = factor is not None and pad
-    if (experts or 0) <= 1 or fixed or "moe" not in _graphed(impl, modules):
+    if (experts or 0) <= 1 or fixed or "moe" not in _captured_modules(impl, modules):
         return None
     return "moe is captured only with moe_expert_capacity_factor and moe_pad_expert_input_to_capacity"
 
 
-def _synchronizing_dispatch(
+def _preprocess_synchronizes(
     modules: object, impl: str, experts: int | None, factor: float | None, pad: bool, kind: str
 ) -> str | None:
     waits = factor is not None and not pad and kind == "alltoall"
-    if (experts or 0) <= 1 or not waits or "moe_preprocess" not in _graphed(impl, modules):
+    if (experts or 0) <= 1 or not waits or "moe_preprocess" not in _captured_modules(impl, modules):
         return None
     return "moe_preprocess cannot be captured with a capacity factor and without padding"
 
 
-def _full_recompute_graph(granularity: str | None, impl: str, modules: object) -> str | None:
+def _full_recompute_with_module_graphs(granularity: str | None, impl: str, modules: object) -> str | None:
     if (
         granularity != "full"
         or impl in (None, "none", FULL_ITERATION)
@@ -68,16 +68,18 @@ def _full_recompute_graph(granularity: str | None, impl: str, modules: object) -
     return f"is incompatible with cuda_graph_impl={impl}"
 
 
-def _graph_inside_recompute(
-    again: Sequence[str] | None, granularity: str | None, impl: str, modules: object
+def _router_captured_and_recomputed(
+    recomputed: Sequence[str] | None, granularity: str | None, impl: str, modules: object
 ) -> str | None:
-    if granularity != "selective" or impl != "transformer_engine" or "moe" not in (again or ()):
+    if granularity != "selective" or impl != "transformer_engine" or "moe" not in (recomputed or ()):
         return None
-    return "moe contains the captured moe_router" if "moe_router" in _graphed(impl, modules) else None
+    return (
+        "moe contains the captured moe_router" if "moe_router" in _captured_modules(impl, modules) else None
+    )
 
 
-def _dropout_in_graph(
-    again: Sequence[str] | None,
+def _dropout_recomputed_in_graph(
+    recomputed: Sequence[str] | None,
     granularity: str | None,
     impl: str,
     modules: object,
@@ -86,16 +88,16 @@ def _dropout_in_graph(
 ) -> str | None:
     if granularity != "selective" or impl == "none":
         return None
-    captured = _graphed(impl, modules)
+    captured = _captured_modules(impl, modules)
     drops = {"core_attn": ("attn", attention), "mlp": ("mlp", hidden), "moe": ("moe", hidden)}
-    for name in ["core_attn"] if again is None else again:
+    for name in ["core_attn"] if recomputed is None else recomputed:
         part, dropout = drops.get(name, ("", 0.0))
         if dropout and (not captured or part in captured):
             return f"{name} repeats its dropout of {dropout} inside a captured graph"
     return None
 
 
-def _experts_in_one_graph(
+def _experts_of_variable_size_in_full_iteration(
     impl: str,
     modules: object,
     experts: int | None,
@@ -133,21 +135,21 @@ def _unknown_implementation(implementation: str | None) -> str | None:
     return f"{implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}"
 
 
-def _unused(implementation: str | None, modules: object, scope: object) -> str | None:
+def _modules_without_graphs(implementation: str | None, modules: object, scope: object) -> str | None:
     named = module_names(modules, scope)
     if implementation != "none" or not named:
         return None
     return f"is none, so that the modules {', '.join(sorted(named))} have no effect"
 
 
-def _modules_of_full_iteration(implementation: str | None, modules: object, scope: object) -> str | None:
-    named = (module_names(modules, scope)) - {FULL_ITERATION}
+def _modules_with_full_iteration(implementation: str | None, modules: object, scope: object) -> str | None:
+    named = module_names(modules, scope) - {FULL_ITERATION}
     if not named or not captures_full_iteration(implementation, modules, scope):
         return None
     return f"captures the full iteration, but the modules {', '.join(sorted(named))} are set"
 
 
-def _local_graphs_of_modules(
+def _local_graphs_by_module(
     implementation: str | None, modules: object, scope: object, inference: object
 ) -> str | None:
     if implementation != "local" or captures_full_iteration(implementation, modules, scope):
@@ -160,7 +162,7 @@ def _local_graphs_of_modules(
     )
 
 
-def _inference_scope(inference: object, implementation: str | None) -> str | None:
+def _inference_scope_of_other_implementation(inference: object, implementation: str | None) -> str | None:
     scope = None if inference is None else str(inference).rpartition(".")[2]
     allowed = ("layer", "block") if implementation == "local" else ("none",)
     if scope is None or scope in allowed:
@@ -168,7 +170,7 @@ def _inference_scope(inference: object, implementation: str | None) -> str | Non
     return f"{scope} is not {' or '.join(allowed)}, as cuda_graph_impl={implementation or 'none'} needs"
 
 
-def _two_places(scope: object, modules: object) -> str | None:
+def _scope_and_modules_both_set(scope: object, modules: object) -> str | None:
     return "is set together with cuda_graph_modules" if scope is not None and module_names(modules) else None
 
 
@@ -180,19 +182,19 @@ def _unknown_modules(implementation: str | None, modules: object, scope: object)
     return f"cannot capture {', '.join(wrong)}, only {', '.join(MODULES)}"
 
 
-def _local_layers(implementation: str | None, layers: str | None, cpu: bool) -> str | None:
+def _te_graphs_of_local_layers(implementation: str | None, layers: str | None, cpu: bool) -> str | None:
     if implementation != "transformer_engine" or layers != "local" or cpu:
         return None
     return "is transformer_engine with transformer_impl=local"
 
 
-def _offload_graphs(offloading: bool | None, impl: str | None) -> str | None:
+def _offloading_with_graphs(offloading: bool | None, impl: str | None) -> str | None:
     if not offloading or impl in (None, "none", "full_iteration"):
         return None
     return f"is not supported with CUDA graphs (cuda_graph_impl={impl})"
 
 
-def _graph_of_padding(
+def _router_captured_with_padding(
     impl: str | None, modules: str | Sequence[str] | None, experts: int | None, root: object
 ) -> str | None:
     chosen = [modules] if isinstance(modules, str) else list(modules or ())
@@ -206,7 +208,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K28",
         (*_GRAPH, "num_moe_experts"),
-        _expert_graphs,
+        _expert_modules_not_capturable,
         why="one of them contains the other, and both are parts of a layer with experts",
         fix="Name only one of them, and only in a model with experts.",
         fails=(["moe_router"], "transformer_engine", None),
@@ -215,7 +217,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K29",
         _GRAPH,
-        _dispatch_graph,
+        _preprocess_without_router,
         why="it prepares the dispatch of the router's selection",
         fix="Add moe_router.",
         fails=(["moe_preprocess"], "transformer_engine"),
@@ -224,7 +226,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K30",
         (*_GRAPH, "num_moe_experts", "moe_layer_freq"),
-        _dense_mlp_graph,
+        _mlp_without_dense_layers,
         why="no layer has a dense MLP",
         fix="Remove mlp.",
         fails=(["mlp"], "transformer_engine", 4, 1),
@@ -233,7 +235,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K31",
         (*_GRAPH, "num_moe_experts", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
-        _token_dropping_graph,
+        _experts_of_variable_size,
         why="the shapes in a graph are the same in every step",
         fix="Set both, or capture moe_router instead.",
         fails=(["moe"], "transformer_engine", 4, None, False),
@@ -248,7 +250,7 @@ RULES: tuple[Rule, ...] = (
             "moe_pad_expert_input_to_capacity",
             "moe_token_dispatcher_type",
         ),
-        _synchronizing_dispatch,
+        _preprocess_synchronizes,
         why="the dispatch synchronises with the host for the numbers of tokens",
         fix="Remove moe_preprocess, or set moe_pad_expert_input_to_capacity=true.",
         fails=(["moe_router", "moe_preprocess"], "transformer_engine", 4, 1.0, False, "alltoall"),
@@ -257,7 +259,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K33",
         ("recompute_granularity", "cuda_graph_impl", "cuda_graph_modules"),
-        _full_recompute_graph,
+        _full_recompute_with_module_graphs,
         why="complete layers are recomputed outside of their graphs",
         fix='Set cuda_graph_impl to "full_iteration" or "none", or recompute_granularity to "selective".',
         fails=("full", "transformer_engine", "full"),
@@ -266,7 +268,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K34",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules"),
-        _graph_inside_recompute,
+        _router_captured_and_recomputed,
         why="a graph cannot be a part of a recomputed module",
         fix="Remove moe from recompute_modules, or moe_router from cuda_graph_modules.",
         fails=(["moe"], "selective", "transformer_engine", ["attn", "moe_router"]),
@@ -275,7 +277,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K35",
         (*_RECOMPUTE, "cuda_graph_impl", "cuda_graph_modules", "attention_dropout", "hidden_dropout"),
-        _dropout_in_graph,
+        _dropout_recomputed_in_graph,
         why="random numbers inside a graph cannot be reproduced for recomputation",
         fix="Set the dropout to 0, or remove the module from recompute_modules.",
         fails=(None, "selective", "full_iteration", "full", 0.1, 0.0),
@@ -291,7 +293,7 @@ RULES: tuple[Rule, ...] = (
             "moe_pad_expert_input_to_capacity",
             "transformer",
         ),
-        _experts_in_one_graph,
+        _experts_of_variable_size_in_full_iteration,
         why="the host reads the number of tokens of each expert, which a graph does not support, unless it is fixed",
         fix="Set moe_token_dispatcher_type=alltoall, moe_expert_capacity_factor and "
         "moe_pad_expert_input_to_capacity=true, or cuda_graph_impl=transformer_engine with "
@@ -311,7 +313,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V150a",
         GRAPH_FIELDS,
-        _unused,
+        _modules_without_graphs,
         why="nothing is captured without an implementation",
         fix="Set model.cuda_graph_impl=transformer_engine, or leave the modules unset.",
         fails=("none", ["attn"], None),
@@ -321,7 +323,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V151",
         GRAPH_FIELDS,
-        _modules_of_full_iteration,
+        _modules_with_full_iteration,
         why="a graph of the full iteration contains no graphs of modules",
         fix="Leave the modules unset, or set model.cuda_graph_impl=transformer_engine.",
         fails=("full_iteration", ["attn"], None),
@@ -330,7 +332,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V152",
         (*GRAPH_FIELDS, "model.inference_cuda_graph_scope"),
-        _local_graphs_of_modules,
+        _local_graphs_by_module,
         why="graphs of individual modules are captured by Transformer Engine",
         fix="Set model.cuda_graph_impl=transformer_engine, or full_iteration.",
         fails=("local", ["attn"]),
@@ -339,7 +341,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V152a",
         within("model", "inference_cuda_graph_scope cuda_graph_impl"),
-        _inference_scope,
+        _inference_scope_of_other_implementation,
         why="only the local implementation captures graphs for inference, of layers or of blocks",
         fix="Leave model.inference_cuda_graph_scope unset.",
         fails=("layer", "transformer_engine"),
@@ -348,7 +350,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V152c",
         ("model.cuda_graph_impl", "model.transformer_impl", "facts.cpu"),
-        _local_layers,
+        _te_graphs_of_local_layers,
         why="the layers of Megatron Core cannot be captured by Transformer Engine",
         fix="Set model.transformer_impl=transformer_engine, or model.cuda_graph_impl=full_iteration or none.",
         fails=("transformer_engine", "local", False),
@@ -357,7 +359,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V153a",
         within("model", "cuda_graph_scope cuda_graph_modules"),
-        _two_places,
+        _scope_and_modules_both_set,
         why="the first is the deprecated name of the second",
         fix="Set only model.cuda_graph_modules.",
         fails=("attn", ["mlp"]),
@@ -375,7 +377,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "C12",
         within("model", "cpu_offloading cuda_graph_impl"),
-        _offload_graphs,
+        _offloading_with_graphs,
         why="a captured layer cannot wait for the host",
         fix="Set model.cuda_graph_impl=none or model.cpu_offloading=false.",
         fails=(True, "transformer_engine"),
@@ -384,7 +386,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G56",
         (*within("model", "cuda_graph_impl cuda_graph_modules num_moe_experts"), "dataset.dataset_root"),
-        _graph_of_padding,
+        _router_captured_with_padding,
         why="the graph of a router keeps the padding of the batch that it captured",
         fix="Leave moe, moe_router and moe_preprocess out of cuda_graph_modules, or set cuda_graph_impl=none.",
         fails=("transformer_engine", ["attn", "moe_router"], 8, "/data"),

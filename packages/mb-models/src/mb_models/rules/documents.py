@@ -4,7 +4,17 @@ from mb_schema.rule_kinds import implied_by, rule, within
 from mb_schema.rules import Rule
 
 
-def _mask_without_effect(
+def _documents_as_packed_sequences(masking: bool | None) -> str | None:
+    return "the documents of a sample would be packed sequences" if masking else None
+
+
+def _reset_position_ids_without_effect(reset: bool | None, kind: str | None) -> str | None:
+    if reset and kind in ("rope", "yarn"):
+        return f"has no effect on position_embedding_type={kind}"
+    return None
+
+
+def _reset_attention_mask_without_effect(
     reset: bool | None, skipped: bool | None, created: bool | None, implementation: str | None
 ) -> str | None:
     if not reset:
@@ -25,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         rule(
             "G26",
             "dataset.inter_document_masking",
-            lambda masking: "the documents of a sample would be packed sequences" if masking else None,
+            _documents_as_packed_sequences,
             why="the forward steps reject packed sequences: attention would cross their boundaries",
             fix="Set dataset.inter_document_masking=false.",
             fails=(True,),
@@ -41,7 +51,7 @@ RULES: tuple[Rule, ...] = (
             ),
             "model.transformer_impl",
         ),
-        _mask_without_effect,
+        _reset_attention_mask_without_effect,
         why="documents of a sequence would attend to previous ones",
         fix="Set reset_attention_mask=false; or, with transformer_impl=local, create_attention_mask=true and "
         "skip_getting_attention_mask_from_dataset=false.",
@@ -51,9 +61,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G55",
         ("dataset.reset_position_ids", "model.position_embedding_type"),
-        lambda reset, kind: (
-            f"has no effect on position_embedding_type={kind}" if reset and kind in ("rope", "yarn") else None
-        ),
+        _reset_position_ids_without_effect,
         why="rotary positions count from the start of the sequence, and attention depends on their differences only",
         fix="Set dataset.reset_position_ids=false.",
         fails=(True, "rope"),

@@ -16,7 +16,7 @@ _NORMS = (_LAYERS, "model.normalization", "facts.apex_installed", _CPU)
 _USE_TE_LAYERS = "Set model.transformer_impl=transformer_engine"
 
 
-def _unfused_gradients(on: bool | None, installed: bool, cpu: bool) -> str | None:
+def _gradient_accumulation_kernel_missing(on: bool | None, installed: bool, cpu: bool) -> str | None:
     return (
         "is on, but fused_weight_gradient_mlp_cuda is not installed"
         if on and not installed and not cpu
@@ -24,7 +24,7 @@ def _unfused_gradients(on: bool | None, installed: bool, cpu: bool) -> str | Non
     )
 
 
-def _unfused_softmax(on: bool | None, layers: str | None, installed: bool, cpu: bool) -> str | None:
+def _softmax_kernel_missing(on: bool | None, layers: str | None, installed: bool, cpu: bool) -> str | None:
     if not on or layers != "local" or installed or cpu:
         return None
     return "is on with transformer_impl=local, but scaled_masked_softmax_cuda is not installed"
@@ -37,19 +37,19 @@ def torch_norm(layers: str | None, normalization: str | None, apex: bool, cpu: b
     return "Apex is not installed" if normalization == "LayerNorm" else f"normalization={normalization}"
 
 
-def _persistent_norm(
+def _persistent_norm_with_torch_norms(
     on: bool | None, layers: str | None, normalization: str | None, apex: bool, cpu: bool
 ) -> str | None:
     reason = torch_norm(layers, normalization, apex, cpu)
     return f"is on with transformer_impl=local and torch's norms ({reason})" if on and reason else None
 
 
-def _needs_whole_sequence(experts: int | None, tp: int | None) -> bool:
+def _needs_sequence_parallel(experts: int | None, tp: int | None) -> bool:
     """Return whether experts need sequence parallelism in this layout."""
     return bool(experts) and (tp or 1) > 1
 
 
-def _split_sequence(
+def _sequence_parallel_with_torch_norms(
     on: bool | None,
     experts: int | None,
     tp: int | None,
@@ -59,12 +59,12 @@ def _split_sequence(
     cpu: bool,
 ) -> str | None:
     reason = torch_norm(layers, normalization, apex, cpu)
-    if not on or reason is None or _needs_whole_sequence(experts, tp):
+    if not on or reason is None or _needs_sequence_parallel(experts, tp):
         return None
     return f"is on with transformer_impl=local and torch's norms ({reason})"
 
 
-def _split_experts(
+def _experts_need_sequence_parallel_with_torch_norms(
     experts: int | None,
     tp: int | None,
     layers: str | None,
@@ -73,20 +73,20 @@ def _split_experts(
     cpu: bool,
 ) -> str | None:
     reason = torch_norm(layers, normalization, apex, cpu)
-    if reason is None or not _needs_whole_sequence(experts, tp):
+    if reason is None or not _needs_sequence_parallel(experts, tp):
         return None
     return f"is {experts} with tp={tp}, transformer_impl=local and torch's norms ({reason})"
 
 
-def _split_attention(cp: int | None, layers: str | None, cpu: bool) -> str | None:
+def _context_parallel_with_local_layers(cp: int | None, layers: str | None, cpu: bool) -> str | None:
     return f"is {cp} with transformer_impl=local" if (cp or 1) > 1 and layers == "local" and not cpu else None
 
 
-def _without_effect(on: bool | None, layers: str | None, cpu: bool) -> str | None:
+def _switch_without_effect_on_local_layers(on: bool | None, layers: str | None, cpu: bool) -> str | None:
     return "is on with transformer_impl=local" if on and layers == "local" and not cpu else None
 
 
-def _other_attention(kernel: str | None, layers: str | None, cpu: bool) -> str | None:
+def _attention_kernel_with_local_layers(kernel: str | None, layers: str | None, cpu: bool) -> str | None:
     if kernel not in ("flash", "fused") or layers != "local" or cpu:
         return None
     return f"is {kernel} with transformer_impl=local"
@@ -97,7 +97,7 @@ TE_LAYER_FIELDS = ("use_te_activation_func", "use_transformer_engine_op_fuser")
 """Fields of TransformerConfig, not in the section, that need the package Transformer Engine or its layers."""
 
 
-def _extra_kernels(
+def _transformer_fields_without_kernels(
     extra: Mapping[str, object],
     layers: str | None,
     normalization: str | None,
@@ -119,7 +119,7 @@ APEX: tuple[Rule, ...] = (
     rule(
         "KN04",
         ("model.gradient_accumulation_fusion", "facts.fused_weight_gradient_installed", _CPU),
-        _unfused_gradients,
+        _gradient_accumulation_kernel_missing,
         why="the output layer is Megatron's own, and accumulates gradients inside its GEMM with that kernel of Apex",
         fix="Install Apex with its CUDA extensions (if the run has them, check with --apex), or set "
         "model.gradient_accumulation_fusion=false.",
@@ -130,7 +130,7 @@ APEX: tuple[Rule, ...] = (
     rule(
         "KN05",
         ("model.masked_softmax_fusion", _LAYERS, "facts.fused_softmax_installed", _CPU),
-        _unfused_softmax,
+        _softmax_kernel_missing,
         why="the attention of local layers uses that kernel of Apex, and fails in the first step without it",
         fix="Install Apex with its CUDA extensions (if the run has them, check with --apex), or set "
         "model.masked_softmax_fusion=false.",
@@ -141,7 +141,7 @@ APEX: tuple[Rule, ...] = (
     rule(
         "KN06",
         ("model.persist_layer_norm", *_NORMS),
-        _persistent_norm,
+        _persistent_norm_with_torch_norms,
         why="the persistent kernel belongs to Apex's LayerNorm",
         fix="Set model.persist_layer_norm=false, or install Apex for normalization=LayerNorm.",
         fails=(True, "local", "RMSNorm", True, False),
@@ -156,7 +156,7 @@ APEX: tuple[Rule, ...] = (
             "model.tensor_model_parallel_size",
             *_NORMS,
         ),
-        _split_sequence,
+        _sequence_parallel_with_torch_norms,
         why="torch's norms do not mark the gradients that sequence parallelism sums over the ranks",
         fix=f"{_USE_TE_LAYERS}, or model.sequence_parallel=false.",
         fails=(True, None, 2, "local", "RMSNorm", False, False),
@@ -166,7 +166,7 @@ APEX: tuple[Rule, ...] = (
     rule(
         "KN08",
         ("model.num_moe_experts", "model.tensor_model_parallel_size", *_NORMS),
-        _split_experts,
+        _experts_need_sequence_parallel_with_torch_norms,
         why="experts under tensor parallelism need sequence parallelism, which torch's norms do not support",
         fix=f"{_USE_TE_LAYERS}, or model.tensor_model_parallel_size=1.",
         fails=(8, 2, "local", "RMSNorm", False, False),
@@ -184,7 +184,7 @@ _LOCAL_ONLY_ON_CPU = (
 )
 
 
-def _no_local_layers(
+def _family_without_local_layers(
     implementation: str, cpu: bool, latent: bool | None, pattern: str | None, decoder_length: int | None
 ) -> str | None:
     kinds = {"multi-latent attention": latent, "a hybrid": pattern, "a T5": decoder_length}
@@ -200,7 +200,7 @@ LOCAL: tuple[Rule, ...] = (
     rule(
         "KN09",
         ("model.context_parallel_size", _LAYERS, _CPU),
-        _split_attention,
+        _context_parallel_with_local_layers,
         why="Megatron's own attention needs complete sequences",
         fix=f"{_USE_TE_LAYERS}, or model.context_parallel_size=1.",
         fails=(2, "local", False),
@@ -209,7 +209,7 @@ LOCAL: tuple[Rule, ...] = (
     rule(
         "KN10",
         ("model.tp_comm_overlap", _LAYERS, _CPU),
-        _without_effect,
+        _switch_without_effect_on_local_layers,
         why="the overlapped GEMMs belong to Transformer Engine's layers",
         fix=f"{_USE_TE_LAYERS}, or model.tp_comm_overlap=false.",
         fails=(True, "local", False),
@@ -219,7 +219,7 @@ LOCAL: tuple[Rule, ...] = (
     rule(
         "KN11",
         ("model.attention_backend", _LAYERS, _CPU),
-        _other_attention,
+        _attention_kernel_with_local_layers,
         why="local layers have a single attention implementation, Megatron's own",
         fix=f"{_USE_TE_LAYERS}, or model.attention_backend=auto.",
         fails=("flash", "local", False),
@@ -229,7 +229,7 @@ LOCAL: tuple[Rule, ...] = (
     rule(
         "KN12",
         ("model.transformer", _LAYERS, "model.normalization", _ENGINE, "facts.apex_installed", _CPU),
-        _extra_kernels,
+        _transformer_fields_without_kernels,
         why="these settings select kernels of Transformer Engine or Apex",
         fix="Remove them, or install the package and use its layers.",
         fails=({"use_te_activation_func": True}, "local", "RMSNorm", True, False, False),
@@ -238,7 +238,7 @@ LOCAL: tuple[Rule, ...] = (
     rule(
         "T43",
         _LOCAL_ONLY_ON_CPU,
-        _no_local_layers,
+        _family_without_local_layers,
         why="on a GPU only Transformer Engine has layers for it",
         fix="Install transformer-engine and leave model.transformer_impl at transformer_engine.",
         fails=("local", False, True, None, None),
@@ -250,7 +250,7 @@ LOCAL: tuple[Rule, ...] = (
 GROUPED_GEMM = rule(
     "G06",
     ("model.moe_grouped_gemm", _LAYERS, _CPU),
-    _without_effect,
+    _switch_without_effect_on_local_layers,
     why="the grouped GEMM is Transformer Engine's",
     fix="Set model.moe_grouped_gemm=false.",
     fails=(True, "local", False),

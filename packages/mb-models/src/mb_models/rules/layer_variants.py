@@ -43,7 +43,7 @@ LEAST = 1e-9
 """Smallest factor and soft cap."""
 
 
-def _of_images(_vision: int, *values: object) -> str | None:
+def _variants_with_image_encoder(_vision: int, *values: object) -> str | None:
     neutral_and_value = zip(NEUTRAL.items(), values, strict=True)
     unsupported = [f"{name}={value}" for (name, neutral), value in neutral_and_value if value != neutral]
     return f"does not support {', '.join(unsupported)}" if unsupported else None
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     family_rule(
         "M26",
         (FAMILY_FIELD, *NEUTRAL),
-        _of_images,
+        _variants_with_image_encoder,
         why="the language model of a vision-language model has Megatron Core's layers",
         fix="Remove them.",
         fails=(2, "pre_and_post", *list(NEUTRAL.values())[1:]),

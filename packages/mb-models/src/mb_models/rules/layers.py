@@ -7,7 +7,7 @@ from mb_schema.rule_kinds import excludes, requires
 from mb_schema.rules import Rule
 
 
-def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:
+def _no_fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:
     if not on:
         return None
     if activation not in ("gelu", "silu", "quick_gelu"):
@@ -19,11 +19,13 @@ def _fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str
     return None
 
 
-def _offload_modules_named(on: bool, extra: Mapping[str, object]) -> str | None:
+def _offload_without_modules(on: bool, extra: Mapping[str, object]) -> str | None:
     return "needs transformer.offload_modules" if on and not extra.get("offload_modules") else None
 
 
-def _even_split(layers: int, pp: int, vp: int | None, embedding: bool, loss: bool) -> str | None:
+def _layers_with_embedding_and_loss_not_divided_by_stages(
+    layers: int, pp: int, vp: int | None, embedding: bool, loss: bool
+) -> str | None:
     total, parts = layers + embedding + loss, pp * (vp or 1)
     if not (embedding or loss) or parts < 1 or total % parts == 0:
         return None
@@ -34,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K24",
         ("bias_activation_fusion", "activation_func", "gated_linear_unit", "add_bias_linear"),
-        _fused_activation,
+        _no_fused_activation,
         why="Megatron Core has no other fused kernels",
         fix="Set bias_activation_fusion=false.",
         fails=(True, "relu", False, True),
@@ -52,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K26",
         ("fine_grained_activation_offloading", "transformer"),
-        _offload_modules_named,
+        _offload_without_modules,
         why="only listed modules are offloaded",
         fix="List modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
         fails=(True, {}),
@@ -67,7 +69,7 @@ RULES: tuple[Rule, ...] = (
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
         ),
-        _even_split,
+        _layers_with_embedding_and_loss_not_divided_by_stages,
         why="embedding and output layer count as one layer each, and every stage has the same number",
         fix="Change num_layers, or count both or neither.",
         fails=(4, 2, None, True, False),

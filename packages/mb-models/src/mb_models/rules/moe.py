@@ -9,33 +9,41 @@ from mb_schema.rule_kinds import SET, among, excludes, in_range, no_effect, requ
 from mb_schema.rules import Rule
 
 
-def _expert_bias(experts: int | None, bias: bool, etp: int | None, tp: int) -> str | None:
+def _expert_bias_with_tensor_parallel(
+    experts: int | None, bias: bool, etp: int | None, tp: int
+) -> str | None:
     size = tp if etp is None else etp
     if experts is None or not bias or size == 1:
         return None
     return f"{experts} experts with biases cannot be split over {size} tensor-parallel ranks"
 
 
-def _one_coefficient_per_loss(kinds: str | Sequence[str], weights: float | Sequence[float]) -> str | None:
+def _coefficients_not_one_per_loss(
+    kinds: str | Sequence[str], weights: float | Sequence[float]
+) -> str | None:
     if isinstance(kinds, str) or (not isinstance(weights, int | float) and len(weights) == len(kinds)):
         return None
     return f"is {weights} for {len(kinds)} types of load balancing"
 
 
-def _capacity(factor: float | None, kinds: str | Sequence[str]) -> str | None:
+def _capacity_with_sinkhorn(factor: float | None, kinds: str | Sequence[str]) -> str | None:
     chosen = [kinds] if isinstance(kinds, str) else list(kinds)
     if factor is None or "sinkhorn" not in chosen:
         return None
     return f"is {factor} with moe_router_load_balancing_type=sinkhorn"
 
 
-def _one_expert(topk: int, score: str, pre: bool, kind: str | Sequence[str]) -> str | None:
-    if topk != 1 or score != "softmax" or pre or kind == "sinkhorn":
+def _softmax_over_one_expert(
+    topk: int, score: str, pre_softmax: bool, kind: str | Sequence[str]
+) -> str | None:
+    if topk != 1 or score != "softmax" or pre_softmax or kind == "sinkhorn":
         return None
     return "a softmax over the single selected expert has no gradient"
 
 
-def _groups(topk: int | None, groups: int | None, experts: int | None) -> str | None:
+def _group_limited_routing_impossible(
+    topk: int | None, groups: int | None, experts: int | None
+) -> str | None:
     if not topk:
         return None
     if not groups or not experts:
@@ -76,7 +84,13 @@ def _hybridep_unsupported(backend: str | None, dispatcher: str | None, gpu: str)
 _OVER_ALL_TOKENS = ("sinkhorn", "quantile_balancing")
 
 
-def _topk_fits(topk: int, experts: int | None) -> str | None:
+def _routing_over_all_tokens_in_fine_tuning(
+    kind: str | Sequence[str], root: object, experts: int | None
+) -> str | None:
+    return f"is {kind} for fine-tuning" if kind in _OVER_ALL_TOKENS and root is not None and experts else None
+
+
+def _topk_outside_experts(topk: int, experts: int | None) -> str | None:
     if experts is None or 1 <= topk <= experts:
         return None
     return f"a token cannot use that many experts (moe_router_topk={topk}, num_moe_experts={experts})"
@@ -100,7 +114,7 @@ RULES: tuple[Rule, ...] = (
             "expert_tensor_parallel_size",
             "tensor_model_parallel_size",
         ),
-        _expert_bias,
+        _expert_bias_with_tensor_parallel,
         why="each rank would add the bias once",
         fix="Set add_bias_linear=false, or expert_tensor_parallel_size=1.",
         fails=(4, True, None, 2),
@@ -135,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K18",
         ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
-        _one_coefficient_per_loss,
+        _coefficients_not_one_per_loss,
         why="each type of load balancing has its own weight",
         fix="Give moe_aux_loss_coeff a list of the same length.",
         fails=(["aux_loss", "seq_aux_loss"], 0.1),
@@ -144,7 +158,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K19",
         ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
-        _capacity,
+        _capacity_with_sinkhorn,
         why="sinkhorn already gives each expert its even share",
         fix="Unset moe_expert_capacity_factor, or balance by a loss.",
         fails=(1.0, "sinkhorn"),
@@ -176,7 +190,7 @@ RULES: tuple[Rule, ...] = (
             "moe_router_pre_softmax",
             "moe_router_load_balancing_type",
         ),
-        _one_expert,
+        _softmax_over_one_expert,
         why="the softmax of a single score is always 1",
         fix="Set moe_router_pre_softmax=true.",
         fails=(1, "softmax", False, "aux_loss"),
@@ -185,7 +199,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K23",
         ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
-        _groups,
+        _group_limited_routing_impossible,
         why="a token selects groups of equal size first, and then experts within them",
         fix="Set moe_router_num_groups to a divisor of num_moe_experts that is not smaller than "
         "moe_router_group_topk.",
@@ -213,7 +227,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G11",
         within("model", "moe_router_topk num_moe_experts"),
-        _topk_fits,
+        _topk_outside_experts,
         why="the router selects among the existing experts",
         fix="Lower moe_router_topk or raise num_moe_experts.",
         fails=(3, 2),
@@ -231,11 +245,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G57",
         ("model.moe_router_load_balancing_type", "dataset.dataset_root", "model.num_moe_experts"),
-        lambda kind, root, experts: (
-            f"is {kind} for fine-tuning"
-            if kind in _OVER_ALL_TOKENS and root is not None and experts
-            else None
-        ),
+        _routing_over_all_tokens_in_fine_tuning,
         why="it assigns experts to all tokens of a microbatch together, so padding would change those of the others",
         fix="Use aux_loss, seq_aux_loss, global_aux_loss or none.",
         fails=("sinkhorn", "/data", 8),

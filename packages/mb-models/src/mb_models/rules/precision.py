@@ -9,7 +9,7 @@ from mb_schema.rules import Rule
 from mb_schema.versions import at_least
 
 
-def _custom_quantizer(bits: str) -> Callable[..., str | None]:
+def _custom_recipe_without_quantizer(bits: str) -> Callable[..., str | None]:
     def test(recipe: str | None, chosen: str | None, extra: Mapping[str, object]) -> str | None:
         missing = chosen and recipe == "custom" and not extra.get(f"fp{bits}_quantizer_factory")
         return f"custom needs transformer.fp{bits}_quantizer_factory" if missing else None
@@ -17,18 +17,22 @@ def _custom_quantizer(bits: str) -> Callable[..., str | None]:
     return test
 
 
-def _outer_counts(start: int, end: int, on: bool, fp8: str | None, layers: int, pp: int) -> str | None:
+def _bf16_layers_beyond_stage(
+    start: int, end: int, on: bool, fp8: str | None, layers: int, pp: int
+) -> str | None:
     stage_layers = layers // pp if pp > 0 else 0
     if not (on and fp8) or (0 <= start <= stage_layers and 0 <= end <= stage_layers):
         return None
     return f"{start} at the start and {end} at the end, but a pipeline stage has {stage_layers} layers"
 
 
-def _unsupported_on_gpu(bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu: str) -> str | None:
+def _format_unsupported_on_gpu(
+    bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu: str
+) -> str | None:
     return unsupported_format(gpu, bf16=bf16, fp8=fp8, fp8_recipe=fp8_recipe, fp4=fp4)
 
 
-def _fp4_is_old(fp4: object, version: str) -> str | None:
+def _transformer_engine_too_old_for_fp4(fp4: object, version: str) -> str | None:
     if not fp4 or at_least(version, 2, 7):
         return None
     return f"FP4 requires Transformer Engine 2.7, not {version}"
@@ -64,7 +68,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K10",
         ("fp8_recipe", "fp8", "transformer"),
-        _custom_quantizer("8"),
+        _custom_recipe_without_quantizer("8"),
         why="a custom recipe is a user-defined function",
         fix="Set it there, as package.module.function, or use another fp8_recipe.",
         fails=("custom", "hybrid", {}),
@@ -73,7 +77,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K11",
         ("fp4_recipe", "fp4", "transformer"),
-        _custom_quantizer("4"),
+        _custom_recipe_without_quantizer("4"),
         why="a custom recipe is a user-defined function",
         fix="Set it there, as package.module.function, or use another fp4_recipe.",
         fails=("custom", "e2m1", {}),
@@ -97,7 +101,7 @@ RULES: tuple[Rule, ...] = (
             "num_layers",
             "pipeline_model_parallel_size",
         ),
-        _outer_counts,
+        _bf16_layers_beyond_stage,
         why="the layers in bfloat16 are on the first and on the last stage",
         fix="Lower both numbers.",
         fails=(3, 1, True, "hybrid", 4, 2),
@@ -106,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "V016a",
         ("model.fp4", "facts.transformer_engine_version"),
-        _fp4_is_old,
+        _transformer_engine_too_old_for_fp4,
         why="earlier versions have no 4-bit kernels",
         fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
         fails=("e2m1", "2.6.1"),
@@ -123,7 +127,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="H03",
         fields=("model.bf16", "model.fp8", "model.fp8_recipe", "model.fp4", "facts.gpu"),
-        test=_unsupported_on_gpu,
+        test=_format_unsupported_on_gpu,
         why="its tensor cores do not support this format",
         fix="Choose a different precision of the model or a different GPU.",
         fails={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "a100"},

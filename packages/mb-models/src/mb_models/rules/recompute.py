@@ -10,18 +10,22 @@ RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_exper
 """Modules of any layer that can be recomputed."""
 
 
-def _recompute_modules(
+def _modules_not_recomputable(
     modules: Sequence[str] | None, granularity: str | None, latent: bool, extra: Mapping[str, object]
 ) -> str | None:
     if granularity != "selective":
         return None
-    gated = extra.get("experimental_attention_variant") == "gated_delta_net"
-    supported = (*RECOMPUTABLE, *["mla_up_proj"] * latent, *["gdn_norm_out"] * gated)
+    delta_net = extra.get("experimental_attention_variant") == "gated_delta_net"
+    supported: tuple[str, ...] = RECOMPUTABLE
+    if latent:
+        supported += ("mla_up_proj",)
+    if delta_net:
+        supported += ("gdn_norm_out",)
     wrong = [name for name in modules or () if name not in supported]
     return f"cannot recompute {', '.join(wrong)}, only {', '.join(supported)}" if wrong else None
 
 
-def _recompute_expert_activation(
+def _moe_act_without_grouped_gemm(
     modules: Sequence[str] | None, granularity: str | None, gemm: bool
 ) -> str | None:
     if granularity != "selective" or "moe_act" not in (modules or ()) or gemm:
@@ -29,7 +33,7 @@ def _recompute_expert_activation(
     return "moe_act needs moe_grouped_gemm"
 
 
-def _recompute_shared_experts(
+def _shared_experts_recomputed_and_overlapped(
     modules: Sequence[str] | None, granularity: str | None, overlap: bool, width: int | None
 ) -> str | None:
     if granularity != "selective" or "shared_experts" not in (modules or ()) or not overlap or width is None:
@@ -37,7 +41,7 @@ def _recompute_shared_experts(
     return "shared_experts is incompatible with moe_shared_expert_overlap"
 
 
-def _recompute_under_delayed_scaling(
+def _recomputed_under_delayed_scaling(
     modules: Sequence[str] | None, granularity: str | None, fp8: str | None, recipe: str | None
 ) -> str | None:
     chosen = {"moe_act", "layernorm"} & {*(modules or ())}
@@ -49,7 +53,7 @@ def _recompute_under_delayed_scaling(
 _RECOMPUTE = ("recompute_modules", "recompute_granularity")
 
 
-def _offload_stages(offloading: bool | None, layers: int | None, pp: int | None) -> str | None:
+def _offloading_with_pipeline(offloading: bool | None, layers: int | None, pp: int | None) -> str | None:
     if not offloading or (pp or 1) < 2:
         return None
     return f"{layers} layers are offloaded under pipeline parallelism (pp={pp})"
@@ -67,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K02",
         (*_RECOMPUTE, "multi_latent_attention", "transformer"),
-        _recompute_modules,
+        _modules_not_recomputable,
         why="Megatron Core identifies these modules by name",
         fix="Use names from the list.",
         fails=(["mla_up_proj"], "selective", False, {}),
@@ -76,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K03",
         (*_RECOMPUTE, "moe_grouped_gemm"),
-        _recompute_expert_activation,
+        _moe_act_without_grouped_gemm,
         why="only grouped experts can recompute their activation separately",
         fix="Set moe_grouped_gemm=true, or remove moe_act.",
         fails=(["moe_act"], "selective", False),
@@ -85,7 +89,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K04",
         (*_RECOMPUTE, "moe_shared_expert_overlap", "moe_shared_expert_intermediate_size"),
-        _recompute_shared_experts,
+        _shared_experts_recomputed_and_overlapped,
         why="they run in parts while tokens are exchanged",
         fix="Set moe_shared_expert_overlap=false, or remove shared_experts.",
         fails=(["shared_experts"], "selective", True, 64),
@@ -94,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "K05",
         (*_RECOMPUTE, "fp8", "fp8_recipe"),
-        _recompute_under_delayed_scaling,
+        _recomputed_under_delayed_scaling,
         why="recomputation would enter its values into the history of the scales a second time",
         fix="Use another fp8_recipe, or remove these modules.",
         fails=(["layernorm"], "selective", "hybrid", "delayed"),
@@ -126,7 +130,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "C10",
         within("model", "cpu_offloading cpu_offloading_num_layers pipeline_model_parallel_size"),
-        _offload_stages,
+        _offloading_with_pipeline,
         why="Megatron Core offloads the activations of one microbatch at a time, and pipeline stages have several",
         fix="Set model.pipeline_model_parallel_size=1 or model.cpu_offloading=false.",
         fails=(True, 2, 2),

@@ -19,13 +19,13 @@ UNSUPPORTED_FIELDS = {
 """Fields of Megatron's TransformerConfig that the GPT provider does not support, and the reason."""
 
 
-def _positive_sizes(layers: int, hidden: int, heads: int) -> str | None:
+def _sizes_not_positive(layers: int, hidden: int, heads: int) -> str | None:
     if min(layers, hidden, heads) >= 1:
         return None
     return f"every size must be at least 1 (num_layers={layers}, hidden_size={hidden}, num_attention_heads={heads})"
 
 
-def _heads_divide_hidden(
+def _hidden_not_divided_by_heads(
     hidden: int, heads: int, kv_channels: int | None, latent: bool | None, pattern: str | None
 ) -> str | None:
     if latent or kv_channels is not None or heads < 1 or hidden % heads == 0 or not has_attention(pattern):
@@ -33,7 +33,7 @@ def _heads_divide_hidden(
     return f"must be divisible by the heads (hidden_size={hidden}, num_attention_heads={heads}, kv_channels unset)"
 
 
-def _positions_reach(positions: int | None, seq_length: int) -> str | None:
+def _fewer_positions_than_tokens(positions: int | None, seq_length: int) -> str | None:
     if positions is None or positions >= seq_length:
         return None
     return (
@@ -41,11 +41,11 @@ def _positions_reach(positions: int | None, seq_length: int) -> str | None:
     )
 
 
-def _known_positions(kind: str) -> str | None:
+def _unsupported_positions(kind: str) -> str | None:
     return f"{kind!r} is not supported" if kind == "mrope" else None
 
 
-def _transformer_names(
+def _unusable_transformer_fields(
     extra: Mapping[str, object], layers: int | None, kind: str | None, latent: bool | None
 ) -> str | None:
     repeated = sorted({item.name for item in fields(GPTModelConfig)} & extra.keys())
@@ -55,15 +55,15 @@ def _transformer_names(
     if private:
         return f"{', '.join(private)}: private to Megatron"
     unsupported = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if extra.get(name)]
-    every = extra.get("no_rope_freq")
-    if every and (kind not in ("rope", "yarn") or latent):
+    no_rope_freq = extra.get("no_rope_freq")
+    if no_rope_freq and (kind not in ("rope", "yarn") or latent):
         unsupported.append(
             f"no_rope_freq: no layer is rotated with position_embedding_type={kind}, latent={latent}"
         )
-    elif isinstance(every, int) and layers and (every < 0 or layers % every):
-        unsupported.append(f"no_rope_freq: {every} does not divide {layers} layers")
-    elif isinstance(every, Sequence) and len(every) != layers:
-        unsupported.append(f"no_rope_freq: lists {len(every)} layers of {layers}")
+    elif isinstance(no_rope_freq, int) and layers and (no_rope_freq < 0 or layers % no_rope_freq):
+        unsupported.append(f"no_rope_freq: {no_rope_freq} does not divide {layers} layers")
+    elif isinstance(no_rope_freq, Sequence) and len(no_rope_freq) != layers:
+        unsupported.append(f"no_rope_freq: lists {len(no_rope_freq)} layers of {layers}")
     return "; ".join(unsupported) or None
 
 
@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G01",
         within("model", "num_layers hidden_size num_attention_heads"),
-        _positive_sizes,
+        _sizes_not_positive,
         why="a model without layers, width or heads cannot be built",
         fix="Set all three to positive numbers.",
         fails=(0, 64, 4),
@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
         within(
             "model", "hidden_size num_attention_heads kv_channels multi_latent_attention hybrid_layer_pattern"
         ),
-        _heads_divide_hidden,
+        _hidden_not_divided_by_heads,
         why="the width of a head is hidden_size / num_attention_heads unless kv_channels is set",
         fix="Change hidden_size or num_attention_heads, or set kv_channels.",
         fails=(100, 8, None, False, None),
@@ -91,7 +91,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G04",
         within("model", "max_position_embeddings seq_length"),
-        _positions_reach,
+        _fewer_positions_than_tokens,
         why="every position of a training sequence needs an embedding",
         fix="Raise max_position_embeddings to seq_length, or leave it unset.",
         fails=(512, 1024),
@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G05",
         "model.position_embedding_type",
-        _known_positions,
+        _unsupported_positions,
         why="it needs three rows of position ids, which text batches do not have",
         fix='Use "rope", "yarn", "learned_absolute" or "none".',
         fails=("mrope",),
@@ -109,7 +109,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G09",
         within("model", "transformer num_layers position_embedding_type multi_latent_attention"),
-        _transformer_names,
+        _unusable_transformer_fields,
         why="it only holds fields of Megatron's TransformerConfig that the section lacks and a GPT supports",
         fix="Remove or correct them.",
         fails=({"use_mup": True}, 4, "rope", False),

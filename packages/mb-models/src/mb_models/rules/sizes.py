@@ -47,7 +47,7 @@ _LIMITS: Mapping[str, tuple[int, str, str]] = {
 """Number of the rules to the maximum, the reason, and the limited fields."""
 
 
-def _limits(number: str, limit: int, why: str, names: str) -> list[Rule]:
+def _limit_rules(number: str, limit: int, why: str, names: str) -> list[Rule]:
     """Return a rule for each field, with a letter after the number if there are several."""
     fields = names.split()
     letters = ascii_lowercase if len(fields) > 1 else ("",)
@@ -73,7 +73,7 @@ def _too_many_parameters(
     )
 
 
-def _no_probability(value: float | None) -> str | None:
+def _not_a_probability(value: float | None) -> str | None:
     return None if value is None or 0 <= value < 1 else f"must be in [0, 1), not {value}"
 
 
@@ -81,7 +81,7 @@ def _not_positive(value: float | None) -> str | None:
     return f"must be above 0, not {value}" if value is not None and value <= 0 else None
 
 
-def _no_fraction(value: float | None) -> str | None:
+def _not_a_fraction(value: float | None) -> str | None:
     return None if value is None or 0 < value <= 1 else f"must be in (0, 1], not {value}"
 
 
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
     *rules_for_each(
         "MN01",
         ("model.hidden_dropout", "model.attention_dropout"),
-        _no_probability,
+        _not_a_probability,
         why="it is the probability that an activation is set to zero",
         fix="0 (none) or a number such as 0.1",
         fails=1.5,
@@ -107,13 +107,13 @@ RULES: tuple[Rule, ...] = (
     rule(
         "MN03",
         "model.rotary_percent",
-        _no_fraction,
+        _not_a_fraction,
         why="it is the fraction of each attention head to which rotary position embeddings apply",
         fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
         fails=(-0.5,),
         passes=(0.5,),
     ),
-    *(limit for number, limits in _LIMITS.items() for limit in _limits(number, *limits)),
+    *(limit for number, limits in _LIMITS.items() for limit in _limit_rules(number, *limits)),
     model_rule(
         "SZ08",
         ("hidden_size", "num_layers", "ffn_hidden_size", "num_moe_experts", "vocab_size"),

@@ -14,12 +14,12 @@ _LAYERS, _CPU = "model.transformer_impl", "facts.cpu"
 _INSTALL = "Install Transformer Engine"
 
 
-def _without_engine(on: bool | None, engine: bool, cpu: bool) -> str | None:
+def _switch_without_engine(on: bool | None, engine: bool, cpu: bool) -> str | None:
     return "is on, but Transformer Engine is not installed" if on and not engine and not cpu else None
 
 
 def _rope_without_engine(on: bool | None, latent: bool | None, engine: bool, cpu: bool) -> str | None:
-    return None if latent else _without_engine(on, engine, cpu)
+    return None if latent else _switch_without_engine(on, engine, cpu)
 
 
 def _loss_without_engine(impl: str | None, fused: bool | None, engine: bool, cpu: bool) -> str | None:
@@ -28,8 +28,8 @@ def _loss_without_engine(impl: str | None, fused: bool | None, engine: bool, cpu
     return "is te, but Transformer Engine is not installed"
 
 
-def _random_without_engine(model: bool | None, rng: bool | None, engine: bool, cpu: bool) -> str | None:
-    return _without_engine(model or rng, engine, cpu)
+def _rng_tracker_without_engine(model: bool | None, rng: bool | None, engine: bool, cpu: bool) -> str | None:
+    return _switch_without_engine(model or rng, engine, cpu)
 
 
 def _layers_without_engine(layers: str | None, engine: bool, cpu: bool) -> str | None:
@@ -56,26 +56,30 @@ def release(version: str) -> tuple[int, int]:
     return major, minor
 
 
-def _older(version: str, needed: tuple[int, int]) -> str | None:
+def _version_below(version: str, needed: tuple[int, int]) -> str | None:
     if release(version) >= needed:
         return None
     return f"needs Transformer Engine {needed[0]}.{needed[1]}, not {version}"
 
 
-def _old_rope(on: bool | None, interleaved: bool | None, latent: bool | None, version: str) -> str | None:
-    return _older(version, (2, 3) if interleaved else (1, 4)) if on and not latent else None
+def _engine_too_old_for_rope(
+    on: bool | None, interleaved: bool | None, latent: bool | None, version: str
+) -> str | None:
+    return _version_below(version, (2, 3) if interleaved else (1, 4)) if on and not latent else None
 
 
-def _old_permutation(on: bool | None, version: str) -> str | None:
-    return _older(version, (2, 1)) if on else None
+def _engine_too_old_for_permutation(on: bool | None, version: str) -> str | None:
+    return _version_below(version, (2, 1)) if on else None
 
 
-def _old_router(on: bool | None, score: str | None, version: str) -> str | None:
-    return _older(version, (2, 13) if score == "sqrtsoftplus" else (2, 7)) if on else None
+def _engine_too_old_for_router(on: bool | None, score: str | None, version: str) -> str | None:
+    return _version_below(version, (2, 13) if score == "sqrtsoftplus" else (2, 7)) if on else None
 
 
-def _old_loss(impl: str | None, fused: bool | None, graph: str | None, version: str) -> str | None:
-    return _older(version, (2, 7)) if impl == "te" and fused and graph == "full_iteration" else None
+def _engine_too_old_for_loss(
+    impl: str | None, fused: bool | None, graph: str | None, version: str
+) -> str | None:
+    return _version_below(version, (2, 7)) if impl == "te" and fused and graph == "full_iteration" else None
 
 
 LAYERS = rule(
@@ -113,7 +117,7 @@ PACKAGE: tuple[Rule, ...] = (
     rule(
         "KN02b",
         ("model.moe_permute_fusion", _ENGINE, _CPU),
-        _without_engine,
+        _switch_without_engine,
         why="the kernel is Transformer Engine's",
         fix=f"{_INSTALL}, or set model.moe_permute_fusion=false.",
         fails=(True, False, False),
@@ -123,7 +127,7 @@ PACKAGE: tuple[Rule, ...] = (
     rule(
         "KN02c",
         ("model.moe_router_fusion", _ENGINE, _CPU),
-        _without_engine,
+        _switch_without_engine,
         why="the kernel is Transformer Engine's",
         fix=f"{_INSTALL}, or set model.moe_router_fusion=false.",
         fails=(True, False, False),
@@ -143,7 +147,7 @@ PACKAGE: tuple[Rule, ...] = (
     rule(
         "KN02e",
         ("model.use_te_rng_tracker", "rng.te_rng_tracker", _ENGINE, _CPU),
-        _random_without_engine,
+        _rng_tracker_without_engine,
         why="Megatron Core would silently use its own tracker",
         fix=f"{_INSTALL}, or set model.use_te_rng_tracker=false and rng.te_rng_tracker=false.",
         fails=(True, False, False, False),
@@ -157,9 +161,9 @@ _MAX_LOGITS_SINCE = (2, 9)
 """Minimum version of Transformer Engine whose attention returns its largest logits."""
 
 
-def _no_max_logits(clip: bool | None, log: bool | None, version: str) -> str | None:
+def _engine_returns_no_max_logits(clip: bool | None, log: bool | None, version: str) -> str | None:
     requested = [name for name, on in (("qk_clip", clip), ("log_max_attention_logit", log)) if on]
-    if not requested or _older(version, _MAX_LOGITS_SINCE) is None:
+    if not requested or _version_below(version, _MAX_LOGITS_SINCE) is None:
         return None
     return f"{' and '.join(requested)} with Transformer Engine {version}"
 
@@ -168,7 +172,7 @@ VERSIONS: tuple[Rule, ...] = (
     rule(
         "KN03a",
         ("model.apply_rope_fusion", "model.rotary_interleaved", "model.multi_latent_attention", _VERSION),
-        _old_rope,
+        _engine_too_old_for_rope,
         why="earlier versions have no such kernel",
         fix="Install a later Transformer Engine, or set model.apply_rope_fusion=false.",
         fails=(True, True, False, "2.2.0"),
@@ -178,7 +182,7 @@ VERSIONS: tuple[Rule, ...] = (
     rule(
         "KN03b",
         ("model.moe_permute_fusion", _VERSION),
-        _old_permutation,
+        _engine_too_old_for_permutation,
         why="earlier versions have no such kernel",
         fix="Install a later Transformer Engine, or set model.moe_permute_fusion=false.",
         fails=(True, "2.0"),
@@ -188,7 +192,7 @@ VERSIONS: tuple[Rule, ...] = (
     rule(
         "KN03c",
         ("model.moe_router_fusion", "model.moe_router_score_function", _VERSION),
-        _old_router,
+        _engine_too_old_for_router,
         why="earlier versions have no such kernel",
         fix="Install a later Transformer Engine, or set model.moe_router_fusion=false.",
         fails=(True, "sqrtsoftplus", "2.12.0"),
@@ -203,7 +207,7 @@ VERSIONS: tuple[Rule, ...] = (
             "model.cuda_graph_impl",
             _VERSION,
         ),
-        _old_loss,
+        _engine_too_old_for_loss,
         why="the loss of earlier versions cannot be captured",
         fix="Install a later Transformer Engine, or set model.cross_entropy_fusion_impl=native.",
         fails=("te", True, "full_iteration", "2.6.0"),
@@ -213,7 +217,7 @@ VERSIONS: tuple[Rule, ...] = (
     rule(
         "T44",
         ("model.qk_clip", "model.log_max_attention_logit", _VERSION),
-        _no_max_logits,
+        _engine_returns_no_max_logits,
         why="earlier versions do not return the largest attention logits",
         fix="Install Transformer Engine 2.9 or later, or switch it off.",
         fails=(True, False, "2.8.0"),

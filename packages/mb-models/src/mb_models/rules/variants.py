@@ -8,13 +8,13 @@ from mb_schema.rule_kinds import above, as_warning, excludes, in_range, other_th
 from mb_schema.rules import Rule
 
 
-def _heads_of_latent_attention(groups: int | None, heads: int, latent: bool) -> str | None:
+def _query_groups_with_latent_attention(groups: int | None, heads: int, latent: bool) -> str | None:
     if not latent or groups in (None, heads):
         return None
     return f"is {groups} with {heads} query heads under multi_latent_attention"
 
 
-def _sinks(kind: str, impl: str, cp: int, latent: bool) -> str | None:
+def _sinks_unsupported_by_local_layers(kind: str, impl: str, cp: int, latent: bool) -> str | None:
     if kind == "vanilla" or impl != "local" or (cp == 1 and not latent):
         return None
     return (
@@ -22,7 +22,7 @@ def _sinks(kind: str, impl: str, cp: int, latent: bool) -> str | None:
     )
 
 
-def _windowed_layers(
+def _window_pattern_of_other_length(
     freq: int | Sequence[int] | None, window: tuple[int, int] | None, layers: int
 ) -> str | None:
     if freq is None:
@@ -34,13 +34,15 @@ def _windowed_layers(
     return None if len(freq) == layers else f"lists {len(freq)} layers of {layers}"
 
 
-def _layers_of_experts(freq: int | Sequence[int], experts: int | None, layers: int) -> str | None:
+def _expert_pattern_of_other_length(
+    freq: int | Sequence[int], experts: int | None, layers: int
+) -> str | None:
     if isinstance(freq, int):
         return None if freq >= 1 or experts is None else f"is {freq}"
     return None if len(freq) == layers else f"lists {len(freq)} layers of {layers}"
 
 
-def _layout(
+def _layout_does_not_fit_layers(
     layout: str | Sequence[Sequence[str]] | None, layers: int, mtp: int | None, pp: int, vp: int | None
 ) -> str | None:
     if layout is None:
@@ -64,7 +66,7 @@ def _layout(
     return None
 
 
-def _layout_of_further_tokens(layout: str | Sequence[Sequence[str]] | None, mtp: int | None) -> str | None:
+def _mtp_before_last_stage(layout: str | Sequence[Sequence[str]] | None, mtp: int | None) -> str | None:
     if layout is None or not mtp:
         return None
     try:
@@ -78,7 +80,9 @@ def _layout_of_further_tokens(layout: str | Sequence[Sequence[str]] | None, mtp:
     )
 
 
-def _uneven_with_accounting(first: int | None, last: int | None, embedding: bool, loss: bool) -> str | None:
+def _uneven_stages_with_accounting(
+    first: int | None, last: int | None, embedding: bool, loss: bool
+) -> str | None:
     if (first is None and last is None) or not (embedding or loss):
         return None
     return (
@@ -86,7 +90,7 @@ def _uneven_with_accounting(first: int | None, last: int | None, embedding: bool
     )
 
 
-def _one_split(
+def _layout_with_another_split(
     layout: object, first: int | None, last: int | None, embedding: bool, loss: bool
 ) -> str | None:
     if layout is None or (first is None and last is None and not embedding and not loss):
@@ -94,7 +98,9 @@ def _one_split(
     return f"is set with another split (first={first}, last={last}, embedding={embedding}, loss={loss})"
 
 
-def _uneven_split(first: int | None, last: int | None, layers: int, pp: int, vp: int | None) -> str | None:
+def _stages_do_not_fit_layers(
+    first: int | None, last: int | None, layers: int, pp: int, vp: int | None
+) -> str | None:
     if (first is None and last is None) or pp < 1:
         return None
     ends = [size for size in (first, last) if size is not None]
@@ -124,7 +130,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G15",
         ("num_query_groups", "num_attention_heads", "multi_latent_attention"),
-        _heads_of_latent_attention,
+        _query_groups_with_latent_attention,
         why="every query head has a separate key and value, computed from the latent vector",
         fix="Leave num_query_groups unset.",
         fails=(2, 4, True),
@@ -133,7 +139,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G16",
         ("softmax_type", "transformer_impl", "context_parallel_size", "multi_latent_attention"),
-        _sinks,
+        _sinks_unsupported_by_local_layers,
         why="Megatron Core's unfused attention, the only one of local layers, supports sinks with complete "
         "sequences and equal widths only",
         fix='Set softmax_type=vanilla, or use transformer_impl "transformer_engine" on a GPU.',
@@ -143,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G17",
         ("window_attn_skip_freq", "window_size", "num_layers"),
-        _windowed_layers,
+        _window_pattern_of_other_length,
         why="it selects the layers without a window",
         fix="Set window_size, and a positive number or one entry for each layer, or unset window_attn_skip_freq.",
         fails=(2, None, 4),
@@ -152,7 +158,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G18",
         ("moe_layer_freq", "num_moe_experts", "num_layers"),
-        _layers_of_experts,
+        _expert_pattern_of_other_length,
         why="it selects the layers with experts",
         fix="Set a positive number, or one entry for each layer.",
         fails=([0, 1], 4, 4),
@@ -188,7 +194,7 @@ RULES: tuple[Rule, ...] = (
             "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
         ),
-        _layout,
+        _layout_does_not_fit_layers,
         why="every part is on exactly one stage, in the order of the model",
         fix="Correct the layout, or the numbers.",
         fails=("Et|tL", 4, None, 2, None),
@@ -197,7 +203,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G23",
         ("pipeline_model_parallel_layout", "mtp_num_layers"),
-        _layout_of_further_tokens,
+        _mtp_before_last_stage,
         why="they share the embedding's weights, and only the first and the last stage exchange its gradients",
         fix="End the layout with mL.",
         fails=("Ett|ttm|L", 1),
@@ -239,7 +245,7 @@ RULES: tuple[Rule, ...] = (
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
         ),
-        _uneven_with_accounting,
+        _uneven_stages_with_accounting,
         why="both determine the number of layers of the outer stages",
         fix="Use only one of them.",
         fails=(1, None, True, False),
@@ -254,7 +260,7 @@ RULES: tuple[Rule, ...] = (
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
         ),
-        _one_split,
+        _layout_with_another_split,
         why="the layout already determines the contents of every stage",
         fix="Keep only the layout, or only the others.",
         fails=("Et|tttL", 1, None, False, False),
@@ -269,7 +275,7 @@ RULES: tuple[Rule, ...] = (
             "pipeline_model_parallel_size",
             "virtual_pipeline_model_parallel_size",
         ),
-        _uneven_split,
+        _stages_do_not_fit_layers,
         why="intermediate stages have equal numbers of layers, and each number is divisible by the virtual stages",
         fix="Change one of the numbers.",
         fails=(2, None, 4, 4, None),

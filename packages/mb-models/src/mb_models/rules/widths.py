@@ -7,16 +7,16 @@ from mb_schema.rule_kinds import SET, excludes, rule
 from mb_schema.rules import Rule
 
 
-def _uneven(width: int | None, ranks: int) -> bool:
+def _not_shared_evenly(width: int | None, ranks: int) -> bool:
     """Return whether ranks cannot share a width evenly; sizes below 1 are for rule P01."""
     return width is not None and ranks > 1 and width % ranks != 0
 
 
-def _vocabulary(rows: int | None, tp: int) -> str | None:
-    return f"{rows} rows cannot be shared evenly (tp={tp})" if _uneven(rows, tp) else None
+def _vocabulary_not_shared_evenly(rows: int | None, tp: int) -> str | None:
+    return f"{rows} rows cannot be shared evenly (tp={tp})" if _not_shared_evenly(rows, tp) else None
 
 
-def _rows_of_tokens(rows: int | None, entries: int) -> str | None:
+def _fewer_rows_than_entries(rows: int | None, entries: int) -> str | None:
     return (
         f"{rows} is smaller than the tokenizer's {entries}" if rows is not None and rows < entries else None
     )
@@ -38,7 +38,7 @@ def has_attention(pattern: str | None) -> bool:
     return pattern is None or "*" in pattern
 
 
-def _dense_width(
+def _dense_width_not_shared_evenly(
     width: int | None,
     hidden: int,
     tp: int,
@@ -51,37 +51,41 @@ def _dense_width(
         return None
     inner = 4 * (hidden or 0) if width is None else width
     return (
-        f"a dense layer's width of {inner} cannot be shared evenly (tp={tp})" if _uneven(inner, tp) else None
+        f"a dense layer's width of {inner} cannot be shared evenly (tp={tp})"
+        if _not_shared_evenly(inner, tp)
+        else None
     )
 
 
-def _expert_width(
+def _expert_width_not_shared_evenly(
     width: int | None, dense: int | None, hidden: int, experts: int | None, etp: int | None, tp: int
 ) -> str | None:
     inner = next((size for size in (width, dense) if size is not None), 4 * (hidden or 0))
     ranks = tp if etp is None else etp
-    if experts is None or not _uneven(inner, ranks):
+    if experts is None or not _not_shared_evenly(inner, ranks):
         return None
     return f"an expert's width of {inner} cannot be shared evenly (etp={etp}, tp={tp})"
 
 
-def _shared_width(width: int | None, experts: int | None, tp: int) -> str | None:
+def _shared_expert_width_not_shared_evenly(width: int | None, experts: int | None, tp: int) -> str | None:
     return (
-        f"{width} cannot be shared evenly (tp={tp})" if experts is not None and _uneven(width, tp) else None
+        f"{width} cannot be shared evenly (tp={tp})"
+        if experts is not None and _not_shared_evenly(width, tp)
+        else None
     )
 
 
-def _latent_widths(
+def _latent_widths_not_shared_evenly(
     queries: int | None, keys: int, rotated: int, tp: int, latent: bool, impl: str
 ) -> str | None:
     if not latent or impl != "local":
         return None
     widths = {"q_lora_rank": queries, "kv_lora_rank + qk_pos_emb_head_dim": keys + rotated}
-    wrong = [f"{name}={width}" for name, width in widths.items() if _uneven(width, tp)]
+    wrong = [f"{name}={width}" for name, width in widths.items() if _not_shared_evenly(width, tp)]
     return f"{', '.join(wrong)} cannot be shared evenly (tp={tp})" if wrong else None
 
 
-def _rotated(
+def _odd_number_of_rotated_channels(
     kind: str,
     percent: float,
     channels: int | None,
@@ -103,13 +107,15 @@ def _rotated(
     )
 
 
-def _fused_experts(fused: bool, experts: int | None, activation: str, gated: bool) -> str | None:
+def _no_fused_activation_of_experts(
+    fused: bool, experts: int | None, activation: str, gated: bool
+) -> str | None:
     if not fused or experts is None or (gated and activation in ("silu", "quick_gelu")):
         return None
     return f"is on with experts and activation_func={activation}, gated_linear_unit={gated}"
 
 
-def _split_logits(split: bool, iters: int | None) -> str | None:
+def _logits_gathered_in_training(split: bool, iters: int | None) -> str | None:
     return None if split else "is off during training"
 
 
@@ -126,7 +132,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G27",
         ("vocab_size", _TP),
-        _vocabulary,
+        _vocabulary_not_shared_evenly,
         why="each tensor-parallel rank holds the same number of rows of the embedding",
         fix="Round vocab_size up to a multiple of tensor_model_parallel_size, or leave it unset to have the "
         "tokenizer's size padded.",
@@ -144,7 +150,7 @@ RULES: tuple[Rule, ...] = (
             "num_layers",
             "hybrid_layer_pattern",
         ),
-        _dense_width,
+        _dense_width_not_shared_evenly,
         why=_SHARES,
         fix="Set ffn_hidden_size (unset: four times hidden_size) to a multiple of tensor_model_parallel_size.",
         fails=(129, 64, 2, None, 1, 4, None),
@@ -160,7 +166,7 @@ RULES: tuple[Rule, ...] = (
             "expert_tensor_parallel_size",
             _TP,
         ),
-        _expert_width,
+        _expert_width_not_shared_evenly,
         why="each expert-tensor-parallel rank (unset: each tensor-parallel rank) holds an equal part of every expert",
         fix="Set moe_ffn_hidden_size (unset: ffn_hidden_size) to a multiple of expert_tensor_parallel_size, or set "
         "expert_tensor_parallel_size=1.",
@@ -170,7 +176,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G30",
         ("moe_shared_expert_intermediate_size", "num_moe_experts", _TP),
-        _shared_width,
+        _shared_expert_width_not_shared_evenly,
         why="shared experts are split over the tensor-parallel ranks, independently of the other experts",
         fix="Set it to a multiple of tensor_model_parallel_size.",
         fails=(129, 8, 2),
@@ -186,7 +192,7 @@ RULES: tuple[Rule, ...] = (
             "multi_latent_attention",
             "transformer_impl",
         ),
-        _latent_widths,
+        _latent_widths_not_shared_evenly,
         why="local layers split the down projections over the tensor-parallel ranks",
         fix="Make q_lora_rank and the sum of kv_lora_rank and qk_pos_emb_head_dim multiples of "
         'tensor_model_parallel_size, or use transformer_impl "transformer_engine" on a GPU.',
@@ -204,7 +210,7 @@ RULES: tuple[Rule, ...] = (
             "multi_latent_attention",
             "hybrid_layer_pattern",
         ),
-        _rotated,
+        _odd_number_of_rotated_channels,
         why="channels are rotated in pairs",
         fix="Give heads an even width (kv_channels, or hidden_size / num_attention_heads), or lower rotary_percent.",
         fails=("rope", 1.0, 5, 32, 8, False, None),
@@ -225,7 +231,7 @@ RULES: tuple[Rule, ...] = (
     model_rule(
         "G34",
         ("bias_activation_fusion", "num_moe_experts", "activation_func", "gated_linear_unit"),
-        _fused_experts,
+        _no_fused_activation_of_experts,
         why="the kernel that also applies the routing weights exists for gated silu and gated quick_gelu only",
         fix="Set bias_activation_fusion=false.",
         fails=(True, 4, "gelu", True),
@@ -234,7 +240,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G35",
         ("model.parallel_output", "train.train_iters"),
-        _split_logits,
+        _logits_gathered_in_training,
         why="Megatron Core computes the loss from logits that are split over the tensor-parallel ranks, and fails or "
         "returns a wrong loss on gathered ones",
         fix="Set model.parallel_output=true.",
@@ -244,7 +250,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "G38",
         ("model.vocab_size", "facts.tokenizer_entries"),
-        _rows_of_tokens,
+        _fewer_rows_than_entries,
         why="the embedding needs a row for each token",
         fix="Leave model.vocab_size unset to have the tokenizer's size padded, or set it to at least that size.",
         fails=(256, 257),

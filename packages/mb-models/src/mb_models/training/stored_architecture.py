@@ -89,7 +89,9 @@ def _reject_other_kind(section: Any, stored: Mapping[str, Any], *, source: str) 
     """Reject a checkpoint of another class of model."""
     kind, name = type(section).__name__, str(stored.get("_target_", "")).rpartition(".")[2]
     is_hybrid = bool(stored.get("hybrid_layer_pattern"))
-    stored_kind = name if name.endswith("ModelConfig") else "HybridModelConfig" if is_hybrid else kind
+    stored_kind = "HybridModelConfig" if is_hybrid else kind
+    if name.endswith("ModelConfig"):
+        stored_kind = name
     if stored_kind != kind:
         raise StoredArchitectureError(
             f"checkpoint.use_checkpoint_args: {source} holds a {stored_kind}, and the model section is a {kind}. "

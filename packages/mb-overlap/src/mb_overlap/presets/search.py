@@ -25,6 +25,7 @@ OTHER_PRECISION = 2.0
 OTHER_GPU = 0.5
 OTHER_GENERATION = 2.0
 OTHER_LORA = 4.0
+"""Distances of a preset that differs in one of these: as far as one whose sizes differ by 2 to that power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora
         distance += OTHER_PRECISION
         differences.append(f"{preset.precision}, not {precision}")
     if preset.gpu != gpu:
-        distance += _between(preset.gpu, gpu)
+        distance += _gpu_distance(preset.gpu, gpu)
         differences.append(f"{preset.gpu}, not {gpu}")
     if preset.lora != lora:
         distance += OTHER_LORA
@@ -123,6 +124,6 @@ def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora
     return PresetMatch(preset=preset, distance=distance, differences=tuple(differences))
 
 
-def _between(tuned: str, requested: str) -> float:
+def _gpu_distance(tuned: str, requested: str) -> float:
     generations = abs(GENERATIONS[tuned] - GENERATIONS[requested])
     return OTHER_GPU if generations == 0 else OTHER_GENERATION * generations

@@ -160,10 +160,10 @@ def _run(
         raise typer.BadParameter(f"{path or 'the model'}: has not all sizes. Give {', '.join(missing)}")
     described["seq_length"] = described["seq_length"] or file.seq_length or SEQ_LENGTH
     described["global_batch_size"] = described["global_batch_size"] or file.global_batch_size
-    name = "model" if path is None else path.parent.name if path.name == "config.json" else path.stem
+    name = _model_name(path)
     run = runs.describe_run(model, **described)
-    known = {**model, "micro_batch_size": file.micro_batch_size}
-    fixed = {field: known.get(field) if size is None else size for field, size in layout.items()}
+    of_file = {**model, "micro_batch_size": file.micro_batch_size}
+    fixed = {field: of_file.get(field) if size is None else size for field, size in layout.items()}
     if model.get("num_moe_experts") and fixed["expert_tensor_parallel_size"] is None:
         fixed["expert_tensor_parallel_size"] = 1
     points = runs.best_layouts(
@@ -178,7 +178,8 @@ def _run(
     if as_json:
         print(
             json.dumps(
-                {**best.plan.to_dict(), "batch": run.global_batch_size, **_found(best, points)}, indent=2
+                {**best.plan.to_dict(), "batch": run.global_batch_size, **_layouts_as_data(best, points)},
+                indent=2,
             )
         )
     else:
@@ -192,7 +193,14 @@ def _run(
     return 1 if best.fits is False else 0
 
 
-def _found(best: Any, points: list[Any]) -> dict[str, Any]:
+def _model_name(path: Path | None) -> str:
+    """Return the name of the model for titles: the folder of a config.json, or the file."""
+    if path is None:
+        return "model"
+    return path.parent.name if path.name == "config.json" else path.stem
+
+
+def _layouts_as_data(best: Any, points: list[Any]) -> dict[str, Any]:
     return {
         "gpu": best.gpu,
         "fits": best.fits,

@@ -66,7 +66,7 @@ def parameter_storage(
     notes = _format_notes(model)
     fsdp = bool(read_field(ddp, "use_megatron_fsdp", False) or read_field(ddp, "use_custom_fsdp", False))
     strategy = str(read_field(ddp, "data_parallel_sharding_strategy", "no_shard")) if fsdp else ""
-    main = _main_bytes(weights, optimizer, ddp if fsdp else None)
+    main = _fsdp_main_bytes(ddp) if fsdp else _main_bytes(weights, optimizer)
     moments = _moment_bytes(optimizer)
     distributed = bool(
         read_field(ddp, "use_distributed_optimizer", False)
@@ -104,18 +104,20 @@ def _format_notes(model: object) -> tuple[str, ...]:
     )
 
 
-def _main_bytes(weights: int, optimizer: object, fsdp: object) -> int:
-    """Return the bytes of a master weight: 0 for a float32 weight, except under Megatron-FSDP."""
-    if fsdp is not None:
-        dtype = read_field(fsdp, "megatron_fsdp_main_params_dtype", "float32")
-        return 0 if dtype is None else dtype_bytes(dtype)
+def _fsdp_main_bytes(ddp: object) -> int:
+    """Return the bytes of a master weight of Megatron-FSDP, which also keeps one for a float32 weight."""
+    dtype = read_field(ddp, "megatron_fsdp_main_params_dtype", "float32")
+    return 0 if dtype is None else dtype_bytes(dtype)
+
+
+def _main_bytes(weights: int, optimizer: object) -> int:
+    """Return the bytes of a master weight; 0 for a float32 weight."""
     if read_field(optimizer, "use_precision_aware_optimizer", False):
         main = dtype_bytes(read_field(optimizer, "main_params_dtype", "float32"))
         offloaded = read_field(optimizer, "optimizer_cpu_offload", False)
         if main == 4 and read_field(optimizer, "fp8_recipe") not in (None, "delayed") and not offloaded:
-            return (
-                main  # Megatron Core keeps them itself, see `use_precision_aware_optimizer_no_fp8_or_ds_fp8`
-            )
+            # Megatron Core keeps them itself, see `use_precision_aware_optimizer_no_fp8_or_ds_fp8`
+            return main
         halves = read_field(optimizer, "store_param_remainders", True) and read_field(
             optimizer, "bf16", False
         )

@@ -168,9 +168,8 @@ class _Walk:
 
     def _logits(self) -> None:
         shape = self.shape
-        name = (
-            "" if shape.tied else OUTPUT
-        )  # a tied output layer has no weight that adapters could be added to
+        # a tied output layer has no weight that adapters could be added to
+        name = "" if shape.tied else OUTPUT
         self.product(name, Product("logits", shape.hidden, shape.vocab), flows=self.flows)
 
     def encoder_decoder(self, seq_length: float) -> None:

@@ -140,9 +140,8 @@ def _qwen2_moe(config: Config) -> dict[str, Any]:
 
 
 def _qwen3_moe(config: Config) -> dict[str, Any]:
-    number = (
-        "num_local_experts" if "num_local_experts" in config else "num_experts"
-    )  # the first: transformers 5
+    # the first: transformers 5
+    number = "num_local_experts" if "num_local_experts" in config else "num_experts"
     experts = _experts(config, number, "moe_intermediate_size")
     return {**_qwen3(config), **experts, **_sparse_layers(config)}
 

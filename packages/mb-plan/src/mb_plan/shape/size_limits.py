@@ -28,7 +28,8 @@ def reject_huge_model(size_of: Callable[[str], Any]) -> None:
     for name in _LAYERS:
         reject_more_than(name, size_of(name) or 0, "layers", most=MAX_LAYERS)
     pp, vp = (size_of(name) or 1 for name in _STAGES)
-    reject_more_than(_STAGES[vp > pp], pp * vp, "stages", most=MAX_STAGES)
+    larger = _STAGES[1] if vp > pp else _STAGES[0]
+    reject_more_than(larger, pp * vp, "stages", most=MAX_STAGES)
 
 
 def reject_more_than(name: str, number: int, things: str, *, most: int) -> None:

@@ -59,13 +59,7 @@ class RunDescription:
         tp = (
             split.get("tensor_model_parallel_size", read_field(self.model, "tensor_model_parallel_size")) or 1
         )
-        formats = (
-            {"fp8": "hybrid"}
-            if self.precision == "fp8"
-            else {"fp4": "e2m1"}
-            if self.precision == "fp4"
-            else {}
-        )
+        formats = {"fp8": {"fp8": "hybrid"}, "fp4": {"fp4": "e2m1"}}.get(self.precision, {})
         model = {**_FUSED, "sequence_parallel": tp > 1, **self.model, **split}
         tokens_per_step = self.global_batch_size * self.seq_length
         return {

@@ -1,7 +1,7 @@
-"""Arguments and checks of in-process restarts. Standard library only; see `restart_nvrx`."""
+"""Arguments of in-process restarts: environment, rendezvous, an attempt, and the checks of the section. No torch."""
 
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.errors import RestartSetupError
+from mb_resilience.restarts.rank_faults import RankFault
 from mb_resilience.rules import RULES
 from mb_resilience.section_check import check_section
 
@@ -51,35 +52,6 @@ WRAPPER_TIMES = (
     "termination_grace_time",
 )
 """Fields that NVRx's wrapper accepts under the same names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFault:
-    """Reason why an attempt was interrupted."""
-
-    rank: int
-    """Initial rank of the process, as its launcher numbered it."""
-    kind: str
-    """Kind of NVRx's record, such as "EXCEPTION", "TERMINATED" or "SOFT_TIMEOUT"."""
-    error: str | None = None
-    """Type and message of the exception that the process raised; None for another fault."""
-
-    def __str__(self) -> str:
-        """Return a sentence without its period."""
-        what = FAULT_KINDS.get(self.kind, self.kind.lower().replace("_", " "))
-        return f"rank {self.rank} {what}" + ("" if self.error is None else f" {self.error}")
-
-
-FAULT_KINDS: Mapping[str, str] = {
-    "EXCEPTION": "raised",
-    "BASE_EXCEPTION": "left the run",
-    "SOFT_TIMEOUT": "made no progress for soft_timeout",
-    "HARD_TIMEOUT": "made no progress for hard_timeout, and was killed",
-    "TERMINATED": "was killed, or its process ended",
-    "UNRESPONSIVE": "sent no heartbeat for heartbeat_timeout",
-    "MONITOR_PROCESS_EXCEPTION": "lost its monitoring process",
-}
-"""Predicate of each kind of fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,36 +179,3 @@ def monitor_log_path(section: InProcessRestartConfig) -> str | None:
     """Return the log path of the monitoring processes, in which NVRx replaces `{rank}`; None for no log."""
     folder = section.monitor_process_logdir
     return None if folder is None else str(Path(folder).absolute() / "monitor_{rank}.log")
-
-
-COLLECTIVE_ERRORS = (
-    "gloo/",
-    "NCCL",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "DistStoreError",
-)
-"""Parts of the messages of errors that a collective raises after a fault of another rank."""
-
-
-def is_consequence(error: str) -> bool:
-    """Return whether the text of an error is that of a collective, whose cause is a fault of another rank."""
-    return any(part in error for part in COLLECTIVE_ERRORS)
-
-
-def sorted_faults(faults: Sequence[RankFault]) -> tuple[RankFault, ...]:
-    """Return faults with the likely first cause first, one per rank: dead ranks, then errors, then their consequences.
-
-    When a rank dies or raises, the collectives of its partners raise, too, often earlier than the fault is recorded.
-    """
-
-    def order(fault: RankFault) -> int:
-        if fault.kind in ("HARD_TIMEOUT", "TERMINATED", "UNRESPONSIVE", "MONITOR_PROCESS_EXCEPTION"):
-            return 0
-        consequence = fault.error is not None and is_consequence(fault.error)
-        return 2 if consequence or fault.kind == "SOFT_TIMEOUT" else 1
-
-    by_rank: dict[int, RankFault] = {}
-    for fault in sorted(faults, key=order):
-        by_rank.setdefault(fault.rank, fault)
-    return tuple(by_rank.values())

@@ -29,19 +29,17 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.errors import AttemptError, RestartLimitError
 from mb_resilience.restarts.arguments import (
-    RankFault,
     Rendezvous,
     RestartAttempt,
     check_restart,
-    is_consequence,
     max_attempts,
     monitor_log_path,
     prepare_environment,
-    sorted_faults,
     wrapper_times,
 )
 from mb_resilience.restarts.native_sockets import open_sockets, shut_down_connections
 from mb_resilience.restarts.nvrx_store import NVRX, POLL_SECONDS, SharedStore
+from mb_resilience.restarts.rank_faults import RankFault, is_consequence, sorted_faults
 from mb_resilience.restarts.signals import HeldSignals
 from mb_resilience.restarts.store import ENDED, connect, serve_store
 

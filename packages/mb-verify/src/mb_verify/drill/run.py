@@ -119,7 +119,11 @@ class Drill:
         rng, deadline = random.Random(self._plan.seed), time.monotonic() + (self._plan.seconds or 0)
         outcomes: list[FaultOutcome] = []
         number = 0
-        while number < self._plan.rounds if self._plan.seconds is None else time.monotonic() < deadline:
+
+        def has_time() -> bool:
+            return number < self._plan.rounds if self._plan.seconds is None else time.monotonic() < deadline
+
+        while has_time():
             faults = plan_faults(self._plan.kinds, steps=max(gaps), processes=self._plan.processes, rng=rng)
             for fault in faults:
                 name = f"{len(outcomes) + 1:03}-{fault.kind}"

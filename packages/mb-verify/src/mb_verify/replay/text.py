@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from mb_verify.replay.step import Replay
@@ -71,34 +73,52 @@ def norm_lines(replay: Replay, *, full: bool) -> Iterator[str]:
     if step not in replay.tensor_norms:
         return
     rows = list(_rows(replay.tensor_norms[step], replay.tensor_norms.get(step - 1)))
-    bad = [name for kind, name, _, _, count in rows if count and kind == "output"]
+    bad = [row.name for row in rows if row.non_finite and row.kind == "output"]
     if bad:
         yield f"NaN or infinite elements first in the output of {bad[0]} ({len(bad)} outputs)"
     shown = rows if full else sorted(rows, key=_change, reverse=True)[:SHOWN]
     compared = step - 1 in replay.tensor_norms
     yield ""
-    title = "all tensors" if full else "tensors that changed most" if compared else "tensors"
+    title = "tensors that changed most" if compared else "tensors"
+    if full:
+        title = "all tensors"
     yield f"{title} of step {step}: L2 norm of weights and gradients, root mean square of outputs"
     yield f"{'value':>12}  {f'x step {step - 1}' if compared else '':>10}  {'':<18}  tensor"
-    for kind, name, value, factor, count in shown:
-        note = f"  {count:,} not finite" if count else ""
-        yield f"{value:>12.4g}  {'' if factor is None else f'{factor:.3g}':>10}  {kind:<18}  {name}{note}"
+    for row in shown:
+        note = f"  {row.non_finite:,} not finite" if row.non_finite else ""
+        factor = "" if row.factor is None else f"{row.factor:.3g}"
+        yield f"{row.value:>12.4g}  {factor:>10}  {row.kind:<18}  {row.name}{note}"
     if len(shown) < len(rows):
         yield f"{len(rows) - len(shown):,} more: --full lists all by layer, --json prints them"
 
 
-def _rows(
-    now: Mapping[str, Any], before: Mapping[str, Any] | None
-) -> Iterator[tuple[str, str, float, float | None, int]]:
-    """Yield kind, name, value, factor to the step before, and elements that are not finite."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TensorNorm:
+    """Norm of a tensor of the step, as a row of the table."""
+
+    kind: str
+    """Weight, gradient, output, or gradient of an output."""
+    name: str
+    value: float
+    """L2 norm; of an output the root mean square."""
+    factor: float | None
+    """Ratio to the value of the previous step; None where that was not measured, or was 0."""
+    non_finite: int
+    """Number of elements of an output that are not finite."""
+
+
+def _rows(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator[_TensorNorm]:
+    """Yield the rows of a step, in the order of the model."""
     for key, kind in _KINDS.items():
         for name, entry in now[key].items():
-            value, count = _value(entry)
+            value, non_finite = _value(entry)
             factor = None
             if before is not None and name in before[key]:
                 previous, _ = _value(before[key][name])
                 factor = value / previous if previous else None
-            yield kind, _PREFIX.sub("", name), value, factor, count
+            yield _TensorNorm(
+                kind=kind, name=_PREFIX.sub("", name), value=value, factor=factor, non_finite=non_finite
+            )
 
 
 def _value(entry: object) -> tuple[float, int]:
@@ -108,10 +128,9 @@ def _value(entry: object) -> tuple[float, int]:
     return float(entry), 0  # type: ignore[arg-type]
 
 
-def _change(row: tuple[str, str, float, float | None, int]) -> tuple[bool, float]:
+def _change(row: _TensorNorm) -> tuple[bool, float]:
     """Return the sort key: tensors that are not finite first, then the largest factor up or down."""
-    _, _, value, factor, count = row
-    finite = value == value and abs(value) != float("inf")
+    factor, finite = row.factor, isfinite(row.value)
     if factor is None or factor <= 0 or not finite:
-        return bool(count) or not finite, 0.0
-    return bool(count), max(factor, 1 / factor)
+        return bool(row.non_finite) or not finite, 0.0
+    return bool(row.non_finite), max(factor, 1 / factor)

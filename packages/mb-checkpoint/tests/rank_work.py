@@ -589,7 +589,7 @@ def tensor_that_no_rank_writes():
     )
 
 
-def objects_beside_a_group_of_devices():
+def objects_next_to_a_group_of_devices():
     """Return what ranks gather in a group without a backend for the host, and whether its gloo group is opened once."""
     import torch.distributed as dist
 

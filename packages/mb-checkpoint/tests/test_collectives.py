@@ -38,7 +38,7 @@ def test_a_plan_is_reused_until_the_tensors_of_a_rank_change(two_ranks):
     assert other[0] is None
 
 
-def test_tensors_that_are_said_to_be_constant_are_not_compared(two_ranks):
+def test_tensors_declared_constant_are_not_compared(two_ranks):
     first, same, changed = two_ranks.run(rank_work.plans_of_states, True)[0]
     assert first == same == changed
 
@@ -50,5 +50,5 @@ def test_a_tensor_that_no_rank_writes_is_rejected_on_every_rank(two_ranks):
 
 
 def test_objects_travel_through_host_memory(two_ranks):
-    found = two_ranks.run(rank_work.objects_beside_a_group_of_devices)
+    found = two_ranks.run(rank_work.objects_next_to_a_group_of_devices)
     assert found == [([0, 1], True, True, True)] * 2

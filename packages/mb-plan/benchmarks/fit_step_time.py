@@ -196,7 +196,7 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
 
 TAIL = {"model": 0.04, "release": 0.04, "gpu": 0.025}
 """Fraction of the errors on each side of a range of nine of ten, by what is left out. It is less than 5 %, because the
-errors of one model or GPU are alike, and those of the next further off. `coverage` measures what that gives."""
+errors of one model or GPU are similar, and those of the next further off. `coverage` measures what that gives."""
 
 
 def throughput_range(errors: Sequence[float], tail: float) -> tuple[float, float]:

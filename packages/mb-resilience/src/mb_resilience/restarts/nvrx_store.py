@@ -52,7 +52,7 @@ class SharedStore(Store, StoreMixin):  # type: ignore[misc]  # NVRx has no types
             DistStoreError: they are not set within `timeout`.
         """
         deadline = time.monotonic() + timeout.total_seconds()
-        for part in _parts(keys):  # a key that is set is not asked for again
+        for part in _parts(keys):  # a key that is set is not requested again
             while not self._store.check(part):
                 if time.monotonic() >= deadline:
                     raise DistStoreError(f"{part}: not set within {timeout}")

@@ -118,6 +118,9 @@ def test_a_file_gives_the_recipe_that_is_named_or_its_only_one(registry, write):
     assert "mine_file.MyTraining" in registry.classes
     with pytest.raises(RegistrationError, match=r"has no absent\. It has .*mine"):
         registry.recipe_of_file(f"{path}:absent")
+    without = write("without_functions", "X = 1\n")
+    with pytest.raises(RegistrationError, match=r"has no build\. It defines no function\."):
+        registry.recipe_of_file(f"{without}:build")
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,10 @@ class Registry:
             return path.stem, as_recipe(next(iter(recipes.values())), source=str(path))
         found = recipes.get(attribute, getattr(module, attribute, None))
         if found is None:
-            raise RegistrationError(f"{path}: has no {attribute}. It has {', '.join(_functions_in(module))}.")
+            functions = ", ".join(_functions_in(module))
+            raise RegistrationError(
+                f"{path}: has no {attribute}. {f'It has {functions}.' if functions else 'It defines no function.'}"
+            )
         return path.stem, as_recipe(found, source=text)
 
     def _add(self, module: ModuleType, *, source: str, with_recipes: bool = True) -> None:

@@ -14,6 +14,7 @@ from runs import events, losses, metrics, train_here
 from mb_checkpoint.errors import CheckpointSaveError
 from mb_data import IndexedFormatError
 from mb_loop import Callback
+from mb_metrics.errors import DamagedRunFileError
 from mb_trainer.errors import RunFolderError
 
 
@@ -231,3 +232,12 @@ def test_a_console_that_cannot_be_written_does_not_end_the_run(overrides, tmp_pa
     assert (done.returncode, {*losses(out)}) == (0, {*range(1, 21)}), done.stderr
     assert (out / "checkpoints" / "iter_0000020").is_dir()
     assert "no space left on device; the run continues" in (out / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["run_config.yaml", "metrics.jsonl", "events.jsonl", "log.txt"])
+def test_a_named_pipe_in_a_run_folder_is_rejected_before_it_is_opened(overrides, tmp_path, name):
+    out = tmp_path / "run"
+    out.mkdir()
+    os.mkfifo(out / name)
+    with pytest.raises(DamagedRunFileError, match=rf"{name}: is not a file, but a folder, a named pipe"):
+        train_here(overrides, out)

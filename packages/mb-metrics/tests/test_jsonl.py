@@ -175,3 +175,10 @@ def test_the_rows_of_a_single_run_are_truncated_in_place(tmp_path):
     file = path.stat().st_ino
     JsonlSink(path, resume_step=3).close()
     assert (steps(path), path.stat().st_ino) == ([1, 2, 3], file)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_named_pipe_or_folder_in_place_of_the_file_is_rejected(tmp_path, make):
+    make(tmp_path / "metrics.jsonl")
+    with pytest.raises(DamagedRunFileError, match=r"metrics\.jsonl: is not a file"):
+        JsonlSink(tmp_path / "metrics.jsonl")

@@ -88,6 +88,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     """
     world = read_world(options.environment)
     folder = RunFolder.named(options.out, name=options.name)
+    folder.require_files()
     known = Provenance.of(config) if options.provenance is None else options.provenance
     completed = complete(config, folder, known)
     evaluate_only = config.validation.skip_train

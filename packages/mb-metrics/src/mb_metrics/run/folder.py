@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mb_metrics.errors import RunFolderNameError
+from mb_metrics.sinks.append_file import require_regular_file
 from mb_schema.paths import expand_home, is_url
 
 METRICS, EVENTS, CONFIG, LOG = "metrics.jsonl", "events.jsonl", "run_config.yaml", "log.txt"
@@ -36,6 +37,15 @@ class RunFolder:
                 "or one into which the storage is mounted on every node."
             )
         return cls(Path(expand_home(text)))
+
+    def require_files(self) -> None:
+        """Check that what exists of the files of a run is a file.
+
+        Raises:
+            DamagedRunFileError: One is a folder, a named pipe or a device.
+        """
+        for name in (CONFIG, METRICS, EVENTS, LOG):
+            require_regular_file(self.path / name)
 
     @property
     def run_config(self) -> Path:

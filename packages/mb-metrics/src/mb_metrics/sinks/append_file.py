@@ -10,6 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from mb_metrics.errors import DamagedRunFileError
+
 _logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 
@@ -32,6 +34,19 @@ def restore_if_deleted(path: Path, descriptor: int) -> bool:
         "%s: was deleted or moved while the run writes it; it is written again, with all its lines", path
     )
     return True
+
+
+def require_regular_file(path: Path) -> None:
+    """Raise if a path exists and is not a file: to open a named pipe would wait for its other end for ever.
+
+    Raises:
+        DamagedRunFileError: It is a folder, a named pipe or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise DamagedRunFileError(
+            f"{path}: is not a file, but a folder, a named pipe or a device, and the run writes a file of this "
+            "name. Remove it, or name another run folder."
+        )
 
 
 class AppendFile:

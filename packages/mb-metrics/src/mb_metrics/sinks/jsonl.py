@@ -10,7 +10,7 @@ from typing import Any
 from mb_metrics.errors import DamagedRunFileError
 from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.recorder.record import Evaluation, MetricsRow
-from mb_metrics.sinks.append_file import AppendFile
+from mb_metrics.sinks.append_file import AppendFile, require_regular_file
 from mb_metrics.sinks.sink import Sink
 from mb_schema.json_rows import parse_row, step_of_row
 
@@ -53,7 +53,8 @@ class JsonlSink(Sink):
 
     Raises:
         TypeError: `resume_step` is not an integer.
-        DamagedRunFileError: a line of the file, other than the last, is not a JSON object with a step.
+        DamagedRunFileError: a line of the file, other than the last, is not a JSON object with a step, or it is
+            not a file.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class JsonlSink(Sink):
             )
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        require_regular_file(self._path)
         if self._path.exists():
             _repair(self._path, resume_step)
         self._file = AppendFile(self._path)

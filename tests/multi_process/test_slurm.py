@@ -78,3 +78,20 @@ def test_a_run_that_is_preempted_resumes_bit_for_bit(slurm, overrides, tmp_path)
         "resume",
         "stop",
     ]
+
+
+def test_an_array_of_jobs_builds_the_shards_of_one_process(slurm, tmp_path):
+    lines = tmp_path / "text.jsonl"
+    lines.write_text("".join(f'{{"text": "document {number}"}}\n' for number in range(400)))
+    environment = {"SLURM_CONF": slurm.environment["SLURM_CONF"], "PATH": slurm.environment["PATH"]}
+    words = ["data", "build", "--input", str(lines), "--tokenizer", "ByteTokenizer", "--shard-size", "2KB"]
+    array = ["--engine", "slurm", "--workers", "3", "--slurm-option=--partition=batch"]
+    built = mb(*words, *array, "--out", str(tmp_path / "array"), environment=environment)
+    assert built.returncode == 0, built.stderr
+    assert mb(*words, "--out", str(tmp_path / "here")).returncode == 0
+    for name in ["idx", *(f"shards/{path.name}" for path in (tmp_path / "here.shards").glob("*.bin"))]:
+        assert (tmp_path / f"array.{name}").read_bytes() == (tmp_path / f"here.{name}").read_bytes()
+    (tmp_path / "array.shards" / "shard-00002.bin").unlink()
+    again = mb(*words, *array, "--out", str(tmp_path / "array"), environment=environment)
+    assert ", of which" in again.stdout
+    assert (tmp_path / "array.shards" / "shard-00002.bin").exists()

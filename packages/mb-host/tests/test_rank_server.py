@@ -45,7 +45,7 @@ def test_if_the_server_has_ended_another_one_forks(monkeypatch):
 
     servers = iter([Ended(), Alive()])
     monkeypatch.setattr("mb_host.ranks.start_methods.server_for", lambda added, *, env: next(servers))
-    assert rank_starter("fork", added={}, env={})(ORDERS, ENDS) == "forked"
+    assert rank_starter("fork", added_env={}, env={})(ORDERS, ENDS) == "forked"
 
 
 def test_if_fork_fails_the_reply_is_the_reason(monkeypatch):

@@ -1,6 +1,11 @@
 """Engine that builds shards as tasks of a Ray cluster. Requires the extra `ray`."""
 
+import os
 from collections.abc import Iterator, Sequence
+
+# Read when Ray is imported. Under `uv run`, Ray would start its workers with that command again, which installs the
+# project into the environment of the running process.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 import ray
 from ray.exceptions import RayError, RayTaskError

@@ -30,7 +30,7 @@ _GRAPHS: Mapping[str, Graphs] = {"transformer_engine": "modules", "full_iteratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionError:
+class UnseenRunErrors:
     """Errors of predicted published runs, each predicted without those of its model or GPU."""
 
     runs: int
@@ -59,7 +59,7 @@ class Prediction:
     likely: tuple[float, float]
     """Range of the throughput per GPU that holds nine of ten published runs, predicted without their model, or, if the
     prediction is extrapolated, without their GPU."""
-    error: PredictionError
+    error: UnseenRunErrors
     mfu: float | None
     """Model FLOPs per second relative to the peak in the precision of most products; None: FLOPs are not counted."""
     tflops_per_gpu: float | None
@@ -204,7 +204,7 @@ def _parts(terms: StepTerms, coefficients: Mapping[str, float]) -> dict[str, flo
     return {name: value for name, value in {**busy, WAITING: terms.waiting * one}.items() if value}
 
 
-def _published_error(gpu: str, precision: str, kind: str) -> tuple[PredictionError, tuple[float, float]]:
+def _published_error(gpu: str, precision: str, kind: str) -> tuple[UnseenRunErrors, tuple[float, float]]:
     """Return the errors of runs on a GPU in a precision of a kind of model, and the range of the throughput.
 
     Without such runs they are those of all runs, each predicted without the runs on its GPU.
@@ -217,7 +217,7 @@ def _published_error(gpu: str, precision: str, kind: str) -> tuple[PredictionErr
     else:
         errors, of = {**found["errors"]["gpu_left_out"], "runs": found["runs"]}, "all GPUs"
         low, high = found["unseen_range"]
-    error = PredictionError(
+    error = UnseenRunErrors(
         runs=errors["runs"],
         of=of,
         left_out="gpu" if of == "all GPUs" else "model",

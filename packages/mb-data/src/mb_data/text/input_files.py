@@ -55,7 +55,7 @@ def is_parquet(path: Path) -> bool:
 
 def is_local(path: Path) -> bool:
     """Return whether a path is one of this machine's file systems, not of object storage."""
-    return isinstance(path, Path)
+    return "://" not in str(path)  # until universal_pathlib 0.3, its paths are instances of Path
 
 
 def open_input(path: Path) -> BinaryIO:

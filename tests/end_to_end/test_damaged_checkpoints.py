@@ -174,6 +174,10 @@ def test_a_run_whose_disk_is_lost_resumes_from_the_storage(words, base, tmp_path
     capsys.readouterr()
     outcome = train_here(words, run)
     assert (outcome.reason, outcome.step, outcome.saved) == ("finished", 6, True)
-    assert f"resumed from {run}/checkpoints/iter_{copied:07d} at step {copied}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert (
+        f": run in {run}, which has no checkpoint; resumes from checkpoint.storage if that has one" in printed
+    )
+    assert f"resumed from {run}/checkpoints/iter_{copied:07d} at step {copied}" in printed
     assert losses(run) == {step: losses(base)[step] for step in range(copied + 1, 7)}
     assert next(storage.glob("iter_0000006.*"), None) is not None

@@ -136,8 +136,9 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(overrides, small_disk, tmp_path):
-    words = [*overrides, f"checkpoint.save={small_disk}/checkpoints", "checkpoint.most_recent_k=-1"]
+@pytest.mark.parametrize("more", [[], ["checkpoint.async_save=true"]], ids=["sync", "async"])
+def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(overrides, small_disk, tmp_path, more):
+    words = [*overrides, *more, f"checkpoint.save={small_disk}/checkpoints", "checkpoint.most_recent_k=-1"]
     words += ["train.train_iters=100", "checkpoint.save_interval=5", "validation.eval_interval=null"]
     result = mb("pretrain", *words, "validation.eval_iters=0", "--out", str(tmp_path / "run"))
     assert result.returncode == 1
@@ -147,7 +148,9 @@ def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(overrides, small_dis
         result.stderr,
         re.MULTILINE,
     )
+    assert result.stderr.count("error: checkpoint of the last step") == 1
     assert "Traceback" not in result.stderr
+    assert "SIGTERM" not in result.stdout + result.stderr
     saved = int((small_disk / "checkpoints/latest_checkpointed_iteration.txt").read_text())
     stop_there = [
         *words,

@@ -195,6 +195,23 @@ def test_shards_with_changed_inputs_are_built_again(tmp_path):
     assert verify_prefix(tmp_path / "out").documents == 3
 
 
+def test_a_data_set_is_not_read_while_its_shards_are_built_again(tmp_path):
+    lines = write_lines(tmp_path / "a.jsonl", ["ab", "cdef"] * 20)
+    build([lines], tmp_path / "out")
+    write_lines(lines, ["abcd", "ef"] * 20)  # as many bytes, other documents
+
+    def interrupted(task, numbers):
+        yield task(numbers[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build([lines], tmp_path / "out", engine=interrupted)
+    with pytest.raises(DataPathError, match=r"out\.idx exists, but out\.bin does not"):
+        verify_prefix(tmp_path / "out")
+    build([lines], tmp_path / "out")
+    assert len(IndexedReader(tmp_path / "out").document(0)) == 5
+
+
 def test_an_input_that_changes_during_the_build_is_rejected(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", ["text"] * 40)
 

@@ -126,6 +126,9 @@ def _run(folder: Path, step: Step, number: int, engine: Engine, progress: Progre
     """Run a step for the shards that lack it. Return their number."""
     missing = [shard for shard in range(number) if not is_done(folder, shard, step)]
     done = number - len(missing)
+    if missing and step == "build":
+        # no data set until all are there: a new shard of equal size would be read under the old index
+        (folder / MANIFEST).unlink(missing_ok=True)
     for _ in engine(ShardTask(folder=str(folder), step=step), missing):
         done += 1
         if progress is not None:

@@ -1,6 +1,7 @@
 """Pages of the API: the public names of each package, with the signatures and docstrings of their sources."""
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +12,6 @@ from docstring_markup import without_tags
 ROOT = Path(__file__).parents[2]
 PACKAGES = (*sorted(path.name for path in (ROOT / "packages").glob("mb-*")), "mb-trainer")
 KINDS = ("Functions", "Classes", "Protocols", "Constants", "Errors")
-
-GROUND = "mb_schema"
-"""Package whose names others have too; its page documents them."""
 
 DOCUMENTED_ELSEWHERE = {"cli", "config", "rules"}
 """Modules whose content is among the commands, fields and rules."""
@@ -41,7 +39,7 @@ def api_pages() -> dict[str, str]:
 def api_page(package: str) -> str:
     """Return the page of a package: a table of all public names, then each with its documentation."""
     module = package.replace("-", "_")
-    names = [find_name(module, home, name) for name, home in sorted(public_homes(module).items())]
+    names = [find_name(home, name) for name, home in sorted(public_homes(module).items())]
     lines = [
         f"# API of {package}",
         "",
@@ -103,21 +101,14 @@ def package_summary(module: str) -> str:
 
 
 def public_homes(module: str) -> dict[str, str]:
-    """Return the public names of a package with the modules that define them, from its `__init__.py`."""
-    for node in parse(module).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
-            homes: dict[str, str] = ast.literal_eval(node.value)
-            return homes
-    raise LookupError(f"{module}: has no table _HOMES of its public names")
+    """Return the public names of a package with the modules that define them."""
+    homes: dict[str, str] = importlib.import_module(module)._HOMES
+    return homes
 
 
-def find_name(module: str, home: str, name: str) -> PublicName:
-    """Return a public name, following imports to the definition; the path is empty for one that the module computes."""
-    if home.startswith(f"{GROUND}."):
-        return find_name(GROUND, home.removeprefix(f"{GROUND}."), name)
-    tree = parse(f"{module}.{home}" if home else module)
-    path = f"{module}.{home}"
-    for node, following in with_following(tree.body):
+def find_name(path: str, name: str) -> PublicName:
+    """Return a public name of a module, following imports to the definition; its path is empty if it is computed."""
+    for node, following in with_following(parse(path).body):
         if isinstance(node, ast.ClassDef) and node.name == name:
             summary = ast.get_docstring(node) or ""
             return PublicName(
@@ -129,11 +120,10 @@ def find_name(module: str, home: str, name: str) -> PublicName:
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in assigned_names(node):
             summary = docstring_of(following)
             return PublicName(name=name, path=f"{path}.{name}", kind="Constants", summary=paragraph(summary))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (module, GROUND):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mb_"):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    inner = (node.module or "").removeprefix(module).removeprefix(".")
-                    found = find_name(module, inner, alias.name)
+                    found = find_name(node.module or "", alias.name)
                     return PublicName(name=name, path=found.path, kind=found.kind, summary=found.summary)
     return PublicName(name=name, path="", kind="Constants", summary=f"Computed by `{path}`.")
 

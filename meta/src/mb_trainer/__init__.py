@@ -22,19 +22,4 @@ if TYPE_CHECKING:
     from mb_trainer.run.trainer import pretrain as pretrain
     from mb_trainer.run.user_code import UserCode as UserCode
 
-_HOMES = {
-    "ConfigContainer": "config",
-    "RECIPES": "recipes",
-    "Recipe": "recipes",
-    "UserCode": "run.user_code",
-    "finetune": "run.trainer",
-    "pretrain": "run.trainer",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -55,48 +55,4 @@ if TYPE_CHECKING:
     from mb_checkpoint.storage.storage import Storage as Storage
     from mb_checkpoint.torch.checkpointer import TorchCheckpointer as TorchCheckpointer
 
-_HOMES = {
-    "best_checkpoint": "inspect.best",
-    "CheckpointConfig": "config",
-    "CheckpointError": "errors",
-    "CheckpointLoadContext": "context",
-    "CheckpointManager": "context",
-    "CheckpointNotFoundError": "errors",
-    "CheckpointSaveContext": "context",
-    "DefaultCheckpointManager": "manager",
-    "LoadedCheckpoint": "context",
-    "RunCheckpointer": "run_checkpointer",
-    "SavedCheckpoint": "context",
-    "Storage": "storage.storage",
-    "TorchCheckpointer": "torch.checkpointer",
-    "UnsafeCheckpointError": "errors",
-    "check_writable": "save.commit",
-    "create_checkpoint_manager": "factory",
-    "describe_checkpoint": "inspect.inspection",
-    "diff_checkpoints": "inspect.difference",
-    "fetch_checkpoint": "storage.fetch",
-    "list_checkpoints": "inspect.inspection",
-    "load_checkpoint": "load.load",
-    "load_model_weights": "load.load",
-    "prune": "save.retention",
-    "read_train_state": "state.train_state",
-    "release_ckpt_step": "load.ckpt_step",
-    "resume_status": "load.run_status",
-    "save_checkpoint": "save.save",
-    "save_model_weights": "save.save",
-    "select_checkpoint": "load.select",
-    "stateful_callbacks": "state.callback_states",
-    "trusted": "formats.trust",
-    "upload_checkpoint": "storage.checkpoints",
-    "verify_checkpoint": "inspect.inspection",
-    "verify_last_checkpoint": "load.completion",
-    "write_atomically": "save.commit",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

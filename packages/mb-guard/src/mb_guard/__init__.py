@@ -25,25 +25,4 @@ if TYPE_CHECKING:
     from mb_guard.report import FaultStatus as FaultStatus
     from mb_guard.report import GuardReport as GuardReport
 
-_HOMES = {
-    "FAULTS": "catalogue",
-    "Fault": "fault",
-    "FaultStatus": "report",
-    "GuardError": "errors",
-    "GuardReport": "report",
-    "KnownFaultError": "errors",
-    "Patch": "fault",
-    "UnknownFaultError": "errors",
-    "find_fault": "catalogue",
-    "install": "installation",
-    "status": "installation",
-    "without": "installation",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -25,22 +25,4 @@ if TYPE_CHECKING:
     from mb_host.ranks.run import RankPool as RankPool
     from mb_host.ranks.run import run_ranks as run_ranks
 
-_HOMES = {
-    "HostReport": "installation",
-    "MegatronAlreadyImportedError": "installation",
-    "RankFailedError": "ranks.outcomes",
-    "RankPool": "ranks.run",
-    "RankTimeoutError": "ranks.outcomes",
-    "function_in": "ranks.function_reference",
-    "install": "installation",
-    "quiet": "log_filters",
-    "run_ranks": "ranks.run",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

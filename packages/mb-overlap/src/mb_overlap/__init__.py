@@ -39,6 +39,63 @@ if TYPE_CHECKING:
     from mb_overlap.presets.table import Preset as Preset
     from mb_overlap.presets.table import UnknownPresetError as UnknownPresetError
     from mb_overlap.presets.table import preset as preset
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096 as userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192 as userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048 as userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192 as userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096 as userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048 as userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192 as userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048 as userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192 as userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192 as userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048 as userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192 as userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096 as userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048 as userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora as userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192 as userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048 as userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora as userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora,
+    )
+    from mb_overlap.presets.table import (
+        userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192 as userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192,
+    )
     from mb_overlap.resolve import DataParallelSizeError as DataParallelSizeError
     from mb_overlap.resolve import Decision as Decision
     from mb_overlap.resolve import OverlapConflictError as OverlapConflictError
@@ -52,90 +109,8 @@ if TYPE_CHECKING:
     from mb_overlap.transformer_engine.arguments import initialize_ub_arguments as initialize_ub_arguments
     from mb_overlap.transformer_engine.arguments import to_transformer_engine as to_transformer_engine
     from mb_overlap.transformer_engine.buffer_settings import setting_problems as setting_problems
+    from mb_overlap.transformer_engine.user_buffers import start_user_buffers as start_user_buffers
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.rules import Rule as Rule
 
-    userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
-    userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
-    userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096: TransformerLayerTPOverlapCfg
-    from mb_overlap.transformer_engine.user_buffers import start_user_buffers as start_user_buffers
-
-_HOMES = {
-    "start_user_buffers": "transformer_engine.user_buffers",
-    "BulkOverlapCfg": "config",
-    "CommOverlapConfig": "config",
-    "PipelineOverlapCfg": "config",
-    "RingExchangeOverlapCfg": "config",
-    "TPOverlapCfg": "config",
-    "TransformerLayerTPOverlapCfg": "config",
-    "recommended_env_vars": "env_vars",
-    "explain": "explanation",
-    "PRESETS": "presets.table",
-    "Preset": "presets.table",
-    "UnknownGpuError": "mb_schema.gpu_names",
-    "UnknownPresetError": "presets.table",
-    "find_preset": "presets.search",
-    "preset": "presets.table",
-    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192": "presets.table",
-    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192": "presets.table",
-    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192": "presets.table",
-    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192": "presets.table",
-    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets.table",
-    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": "presets.table",
-    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets.table",
-    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": "presets.table",
-    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora": "presets.table",
-    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": "presets.table",
-    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048": "presets.table",
-    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048": "presets.table",
-    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048": "presets.table",
-    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048": "presets.table",
-    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048": "presets.table",
-    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048": "presets.table",
-    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096": "presets.table",
-    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096": "presets.table",
-    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096": "presets.table",
-    "DataParallelSizeError": "resolve",
-    "Decision": "resolve",
-    "ParallelLayout": "resolve",
-    "OverlapConflictError": "resolve",
-    "resolve_overlap": "resolve",
-    "RULES": "rules",
-    "Rule": "mb_schema.rules",
-    "OverlapChange": "setup",
-    "ModelSection": "target_sections",
-    "BufferSettingsError": "transformer_engine.arguments",
-    "initialize_ub_arguments": "transformer_engine.arguments",
-    "setting_problems": "transformer_engine.buffer_settings",
-    "PresetMatch": "presets.search",
-    "Conflict": "check",
-    "find_conflicts": "check",
-    "Explanation": "explanation",
-    "OverlapRejectedError": "setup",
-    "model_env_vars": "env_vars",
-    "to_transformer_engine": "transformer_engine.arguments",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

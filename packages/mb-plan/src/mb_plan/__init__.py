@@ -42,40 +42,4 @@ if TYPE_CHECKING:
     from mb_plan.time.prediction import predict as predict
     from mb_plan.time.prediction import predicted_speed as predicted_speed
 
-_HOMES = {
-    "Adapters": "shape.adapters",
-    "Axis": "sweep.grid",
-    "GPU_MEMORY": "memory.gpu_memory",
-    "GpuMemory": "memory.gpu_memory",
-    "ModelShape": "shape.model_shape",
-    "PlanError": "errors",
-    "Prediction": "time.prediction",
-    "RULES": "rules",
-    "RankBytes": "memory.resource_plan",
-    "ResourcePlan": "memory.resource_plan",
-    "RunDescription": "sweep.run",
-    "StagePlan": "memory.resource_plan",
-    "SweepResult": "sweep.grid",
-    "best_layouts": "sweep.run",
-    "describe_run": "sweep.run",
-    "flops_per_token": "shape.flops",
-    "layout_axes": "sweep.layouts",
-    "make_plan": "memory.resource_plan",
-    "planned_facts": "facts",
-    "model_of_sizes": "shape.sources",
-    "predict": "time.prediction",
-    "predicted_speed": "time.prediction",
-    "read_adapters": "shape.adapters",
-    "read_model": "shape.sources",
-    "read_shape": "shape.model_shape",
-    "render_memory_chart": "memory.memory_chart",
-    "run_sweep": "sweep.grid",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -34,28 +34,4 @@ if TYPE_CHECKING:
     from mb_schema.sections import UnknownFieldError as UnknownFieldError
     from mb_schema.value_types import FieldTypeError as FieldTypeError
 
-_HOMES = {
-    "FieldTypeError": "value_types",
-    "MissingExtraAttributeError": "lazy",
-    "MissingExtraError": "lazy",
-    "PackageError": "errors",
-    "Problem": "rules",
-    "Rule": "rules",
-    "RuleError": "rules",
-    "StrictFields": "sections",
-    "UnknownFieldError": "sections",
-    "UnknownGpuError": "gpu_names",
-    "check": "rules",
-    "explain": "rules",
-    "is_secret": "secrets",
-    "masked": "secrets",
-    "refuse": "rules",
-}
-
-
-def __getattr__(name: str) -> object:
-    return _lazy.resolve(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return _lazy.public_names(globals(), _HOMES)
+_HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -7,7 +7,7 @@ message, which names the extra. A star import leaves such names out.
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -20,33 +20,52 @@ class MissingExtraAttributeError(AttributeError):
     """An attribute of a package needs an optional dependency that is not installed."""
 
 
-def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
-    """Return a public name; for the `__getattr__` of a package, which calls this function directly.
+_IMPORT = re.compile(r"^    from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+
+Attached = tuple[Mapping[str, str], Callable[[str], object], Callable[[], list[str]]]
+
+
+def attach(module: str, file: str) -> Attached:
+    """Return the lazy names of a module, its `__getattr__` and its `__dir__`.
+
+    The names are those that the source imports under `if TYPE_CHECKING`, one in each statement
+    (`from mb_x.y import Name as Name`): what a type checker reads is what is imported at run time. `__all__` is the
+    list of names that can be imported here, and `__version__` the version of the installed distribution.
 
     Args:
-        package: name of the package.
-        homes: public name to the module that defines it: one of the package, or of mb_schema.
-        name: the requested attribute. `__all__` is the list of names that can be imported here, and `__version__` the
-            version of the installed distribution.
+        module: `__name__` of the module.
+        file: its `__file__`, a source file.
 
-    Raises:
+    `__getattr__` raises:
         AttributeError: there is no such name, or an attribute needs a dependency that is not installed.
         MissingExtraError: the same of a name in `from package import name`.
     """
+    # not by pathlib, whose import takes longer than all of this
+    with open(file, encoding="utf-8") as source:  # noqa: PTH123
+        homes = {name: home for home, name in _IMPORT.findall(source.read())}
+
+    def get_attribute(name: str) -> object:
+        return _resolve(module, homes, name)
+
+    return homes, get_attribute, lambda: sorted({*vars(sys.modules[module]), *homes})
+
+
+def _resolve(module: str, homes: Mapping[str, str], name: str) -> object:
+    package = module.partition(".")[0]
     if name == "__all__":
-        return list(_importable(package, homes))
+        return list(_importable(module, homes))
     if name == "__version__":
         return _metadata().version(package.replace("_", "-"))
     if name not in homes:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(_module(package, homes[name])), name)
+        return getattr(import_module(homes[name]), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", package):
             raise
         message = (
-            f"{package}.{name}: needs {missing}, which is not installed. "
+            f"{module}.{name}: needs {missing}, which is not installed. "
             f"Install it: pip install {_requirement(package.replace('_', '-'), missing)}"
         )
         # `from package import name` requests the attribute in this function of the import system
@@ -55,19 +74,10 @@ def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
         raise MissingExtraAttributeError(message) from error
 
 
-def public_names(namespace: Mapping[str, object], homes: Mapping[str, str]) -> list[str]:
-    """Return what `dir(package)` lists: the public names, imported or not, and the module's own attributes."""
-    return sorted({*namespace, *homes})
-
-
-def _module(package: str, home: str) -> str:
-    return home if home.startswith("mb_schema.") else f"{package}.{home}"
-
-
-def _importable(package: str, homes: Mapping[str, str]) -> Iterator[str]:
+def _importable(module: str, homes: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(homes):
         try:
-            resolve(package, homes, name)
+            _resolve(module, homes, name)
         except MissingExtraAttributeError:
             continue
         yield name

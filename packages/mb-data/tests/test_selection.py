@@ -93,6 +93,7 @@ def test_a_bad_line_stops_the_build_or_is_counted(tmp_path, line, message):
     assert texts == ["first", "last"]
     assert counts.documents == {"kept": 2, "bad line": 1}
     assert "a.jsonl:2: " in counts.bad_lines[0]
+    assert list(counts.samples) == ["kept"]
 
 
 def test_a_file_that_is_no_text_is_skipped_on_request(tmp_path):

@@ -93,7 +93,12 @@ def test_each_line_is_in_one_shard_and_in_its_order(tmp_path_factory, lengths, s
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"
     path.write_text("\n".join("x" * length for length in lengths))
     shards = list(cut_files([path], shard_bytes=shard_bytes))
-    read = [line for shard in shards for chunk in read_chunks(shard) for line in chunk.documents]
+    read = [
+        line
+        for shard in shards
+        for chunk in read_chunks(entry.part for entry in shard)
+        for line in chunk.documents
+    ]
     assert b"".join(read) == path.read_bytes()
     assert [line.rstrip(b"\n") for line in read if line.strip()] == [
         b"x" * length for length in lengths if length
@@ -193,6 +198,11 @@ def test_shards_with_changed_inputs_are_built_again(tmp_path):
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     build(files[:1], tmp_path / "out", shard_bytes=150)
     assert verify_prefix(tmp_path / "out").documents == 3
+    build(files[:1], tmp_path / "first", shard_bytes=150)
+    names = [
+        sorted(path.name for path in Path(f"{tmp_path}/{name}.shards").iterdir()) for name in ("out", "first")
+    ]
+    assert names[0] == names[1]
 
 
 def test_a_data_set_is_not_read_while_its_shards_are_built_again(tmp_path):
@@ -363,6 +373,30 @@ class TestDamage:
             verify_prefix(f"{prefix}.shards/manifest.json")
 
 
+def test_requests_for_the_state_of_a_file_do_not_grow_with_its_shards(tmp_path, monkeypatch):
+    upath = pytest.importorskip("upath")
+    lines = upath.UPath("memory://states/a.jsonl")
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    lines.write_text('{"text": "text"}\n' * 40)
+    filesystem, calls = type(lines.fs), []
+    info = filesystem.info
+    monkeypatch.setattr(
+        filesystem, "info", lambda self, path, **values: calls.append(path) or info(self, path, **values)
+    )
+
+    def interrupted(task, numbers):
+        assert len(numbers) == expected
+        raise KeyboardInterrupt
+
+    counts = []
+    for expected, shard_bytes in ((1, 1 << 30), (20, 34)):
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            build([str(lines)], tmp_path / str(expected), engine=interrupted, shard_bytes=shard_bytes)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
+
+
 def test_engines_that_are_not_there():
     with pytest.raises(EngineError, match="there is no engine 'dask'"):
         select_engine("dask", workers=1)
@@ -418,40 +452,95 @@ class TestSlurm:
             build([lines], tmp_path / "out", engine=select_engine("slurm", workers=2))
 
 
-def test_ray_continues_when_a_worker_is_killed(tmp_path):
-    engine = select_engine("ray", workers=1) if find_spec("ray") else None
-    ray = pytest.importorskip("ray")  # after the engine, which sets how workers are started
-    lines = write_lines(tmp_path / "a.jsonl", [f"text {number}" for number in range(40)])
-    program, marker = tmp_path / "deadly.py", tmp_path / "killed"
-    program.write_text(
-        "import os, pathlib, signal\n"
-        "def keep(row):\n"
-        f"    marker = pathlib.Path({str(marker)!r})\n"
-        "    if row['text'] == 'text 20' and not marker.exists():\n"
-        "        marker.touch()\n"
-        f"        os.kill(os.getpid(), {signal.SIGKILL.value})\n"
-        "    return True\n"
-    )
-    selection = Selection(filter_function=f"{program}:keep")
+@pytest.fixture(scope="class")
+def two_cpus():
+    """A cluster of Ray on this machine."""
+    if find_spec("ray"):
+        select_engine("ray", workers=1)  # sets how Ray starts its workers, before it is imported
+    ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("two_cpus")
+class TestRay:
+    @pytest.fixture
+    def lines(self, tmp_path):
+        return write_lines(tmp_path / "a.jsonl", [f"text {number}" for number in range(40)])
+
+    def test_a_build_continues_when_a_worker_is_killed(self, tmp_path, lines):
+        program, marker = tmp_path / "deadly.py", tmp_path / "killed"
+        program.write_text(
+            "import os, pathlib, signal\n"
+            "def keep(row):\n"
+            f"    marker = pathlib.Path({str(marker)!r})\n"
+            "    if row['text'] == 'text 20' and not marker.exists():\n"
+            "        marker.touch()\n"
+            f"        os.kill(os.getpid(), {signal.SIGKILL.value})\n"
+            "    return True\n"
+        )
+        values = {"engine": select_engine("ray", workers=None), "shard_bytes": 300}
         report = build(
+            [lines], tmp_path / "out", selection=Selection(filter_function=f"{program}:keep"), **values
+        )
+        assert marker.exists()
+        assert report.built == report.shards > 2
+        build([lines], tmp_path / "whole", shard_bytes=300)
+        assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+    def test_the_error_of_a_task_is_raised_here(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text("{broken\n")
+        with pytest.raises(BadDocumentError, match=r"a\.jsonl:1: is not JSON"):
+            build([tmp_path / "a.jsonl"], tmp_path / "bad", engine=select_engine("ray", workers=2))
+
+    @pytest.mark.parametrize(("workers", "expected"), [(None, 2), (2, 2), (1, 1)])
+    def test_workers_are_the_shards_that_are_built_at_once(self, tmp_path, lines, workers, expected):
+        """A document waits until as many shards are in it as may be, and counts those that are."""
+        program, folder = tmp_path / "meeting.py", tmp_path / "meeting"
+        folder.mkdir()
+        program.write_text(
+            "import os, pathlib, time\n"
+            f"folder, expected = pathlib.Path({str(folder)!r}), {expected}\n"
+            "def keep(row):\n"
+            "    (folder / f'{os.getpid()}.here').touch()\n"
+            "    while len(list(folder.glob('*.here'))) < expected and not (folder / 'met').exists():\n"
+            "        time.sleep(0.01)\n"
+            "    (folder / 'met').touch()\n"
+            "    number = len(list(folder.glob('*.here')))\n"
+            "    (folder / f'together-{number}').touch()\n"
+            "    (folder / f'{os.getpid()}.here').unlink()\n"
+            "    return True\n"
+        )
+        build(
             [lines],
             tmp_path / "out",
-            engine=select_engine("ray", workers=1),
-            selection=selection,
+            engine=select_engine("ray", workers=workers),
             shard_bytes=300,
+            selection=Selection(filter_function=f"{program}:keep"),
         )
-        lines.write_text("{broken\n")
-        with pytest.raises(BadDocumentError, match=r"a\.jsonl:1: is not JSON"):
-            build([lines], tmp_path / "bad", engine=engine, shard_bytes=300)
+        found = {int(path.name.partition("-")[2]) for path in folder.glob("together-*")}
+        assert max(found) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_ray_is_started_with_as_many_cpus_as_workers(tmp_path, workers, monkeypatch):
+    engine = select_engine("ray", workers=workers) if find_spec("ray") else LOCAL
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    try:
+        build([write_lines(tmp_path / "a.jsonl", ["text"])], tmp_path / "out", engine=engine)
+        assert ray.cluster_resources()["CPU"] == workers
     finally:
         ray.shutdown()
-    assert marker.exists()
-    assert report.built == report.shards > 2
-    write_lines(lines, [f"text {number}" for number in range(40)])
-    build([lines], tmp_path / "whole", shard_bytes=300)
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_an_address_without_a_cluster_is_named(tmp_path, monkeypatch):
+    engine = select_engine("ray", workers=1) if find_spec("ray") else LOCAL
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(EngineError, match=r"cannot connect to the cluster \(.*RAY_ADDRESS='nonsense'\)"):
+        build([write_lines(tmp_path / "a.jsonl", ["text"])], tmp_path / "out", engine=engine)
 
 
 def test_object_storage(tmp_path):

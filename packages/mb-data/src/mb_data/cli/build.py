@@ -11,12 +11,11 @@ from mb_data.errors import BuildOptionError, DataPathError, PairExistsError
 from mb_data.text.build import PairReport, build_pair
 from mb_data.text.indexed import pair_paths
 from mb_data.text.input_files import located_path
-from mb_data.text.selection import KEPT, Selection
+from mb_data.text.selection import BAD, KEPT, Selection
 from mb_data.text.shards.build import SHARD_BYTES, ShardedReport, build_shards, remove_folder
-from mb_data.text.shards.engines import select_engine
+from mb_data.text.shards.engines import WORKERS, select_engine
 from mb_data.text.shards.manifest import manifest_path
-from mb_data.tokenizers.base import ByteTokenizer, Tokenizer
-from mb_data.tokenizers.loading import load_tokenizer
+from mb_data.tokenizers.loading import is_byte_tokenizer, load_tokenizer
 
 _SHOWN_BAD_LINES = 3
 
@@ -55,7 +54,7 @@ def build(options: BuildOptions) -> int:
     """
     is_sharded = options.shard_size is not None or options.engine != "local"
     _check_prefix(options.out, overwrite=options.overwrite, is_sharded=is_sharded)
-    selection, loaded = _selection(options), load_tokenizer(options.tokenizer)
+    selection = _selection(options)
     with progress_bar("tokenizing") as progress:
         if is_sharded:
             shard_bytes = SHARD_BYTES if options.shard_size is None else parse_size(options.shard_size)
@@ -76,9 +75,9 @@ def build(options: BuildOptions) -> int:
         else:
             report = build_pair(
                 options.inputs,
-                tokenizer=loaded,
+                tokenizer=load_tokenizer(options.tokenizer),
                 prefix=options.out,
-                workers=options.workers,
+                workers=options.workers or WORKERS,
                 selection=selection,
                 progress=progress,
             )
@@ -87,7 +86,7 @@ def build(options: BuildOptions) -> int:
     lines = [*_lines(options.out, report)]
     if "://" in options.out:
         lines.append(f"Copy {options.out}.idx and {options.out}.shards/ to a disk that the run reads.")
-    lines.append(_NEXT.format(prefix=options.out, tokenizer=_section(loaded, options.tokenizer)))
+    lines.append(_NEXT.format(prefix=options.out, tokenizer=_section(options.tokenizer)))
     result = {"prefix": options.out, **asdict(report.summary), **asdict(report)}
     del result["summary"]
     print_result(result, as_json=options.json, lines=lines)
@@ -135,7 +134,8 @@ def _lines(prefix: str, report: PairReport) -> Iterator[str]:
         if reason != KEPT:
             yield f"  dropped {number:,}: {reason}"
             yield from (f"    {' '.join(text.split())[:100]}" for text in counts.samples.get(reason, [])[:1])
-    yield from (f"  {line}" for line in counts.bad_lines[1:_SHOWN_BAD_LINES])
+        if reason == BAD:
+            yield from (f"    {line}" for line in counts.bad_lines[:_SHOWN_BAD_LINES])
 
 
 def _check_prefix(prefix: str, *, overwrite: bool, is_sharded: bool) -> None:
@@ -166,9 +166,9 @@ def _remove(prefix: str) -> None:
     remove_folder(located_path(f"{prefix}.shards"))
 
 
-def _section(tokenizer: Tokenizer, path: Path) -> str:
+def _section(path: Path) -> str:
     """Return the tokenizer section of a run, as YAML."""
-    if isinstance(tokenizer, ByteTokenizer):
+    if is_byte_tokenizer(path):
         return "{tokenizer_type: ByteTokenizer}"
     kind = "SentencePieceTokenizer" if path.suffix == ".model" else "HuggingFaceTokenizer"
     return f"{{tokenizer_type: {kind}, tokenizer_model: {path}}}"

@@ -29,7 +29,14 @@ class BuildOptions:
         ),
     ]
     out: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX.bin and PREFIX.idx.")]
-    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenize; with slurm, jobs.")] = 2
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that tokenize; with ray, shards at once; with slurm, jobs.",
+            show_default="2; with ray all CPUs",
+        ),
+    ] = None
     json_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text"
     text_function: Annotated[
         str | None,

@@ -35,14 +35,20 @@ class SelectionReport:
     samples: dict[str, list[str]] = field(default_factory=dict)
     """The beginnings of the first texts, by reason."""
     bad_lines: list[str] = field(default_factory=list)
-    """Messages of the first bad lines."""
+    """Messages of the first bad lines, in place of samples."""
 
     def add(self, reason: str, text: str) -> None:
-        """Count a document."""
+        """Count a document that has a text."""
         self.documents[reason] = self.documents.get(reason, 0) + 1
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
             samples.append(text[:_SAMPLE_CHARACTERS])
+
+    def add_bad_line(self, message: str) -> None:
+        """Count a line that is no document."""
+        self.documents[BAD] = self.documents.get(BAD, 0) + 1
+        if len(self.bad_lines) < MAX_BAD_LINES:
+            self.bad_lines.append(message)
 
     def merge(self, other: "SelectionReport") -> None:
         """Add the documents of another report."""
@@ -104,8 +110,7 @@ class Selection:
             except BadDocumentError as error:
                 if self.bad_lines == "stop":
                     raise
-                report.add(BAD, str(error))
-                report.bad_lines = [*report.bad_lines, str(error)][:MAX_BAD_LINES]
+                report.add_bad_line(str(error))
                 continue
             if text:
                 yield text, self._limit(text) if is_kept else f"rejected by {self.filter_function}", location

@@ -58,12 +58,17 @@ def load_tokenizer(source: TokenizerConfig | str | Path) -> Tokenizer:
     """
     if isinstance(source, str | Path):
         path = Path(source)
-        if str(source) == "ByteTokenizer" and not path.exists():
+        if is_byte_tokenizer(source):
             return ByteTokenizer()
         if path.suffix == ".model":
             return _import_adapter("sentencepiece").PieceTokenizer(path)  # type: ignore[no-any-return]
         return _hugging_face(path, include_special_tokens=True)
     return with_additions(_load_described(source), source)
+
+
+def is_byte_tokenizer(source: str | Path) -> bool:
+    """Return whether `load_tokenizer` takes a path for the name of the tokenizer that requires no file."""
+    return str(source) == "ByteTokenizer" and not Path(source).exists()
 
 
 def with_sentinels(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:

@@ -28,6 +28,7 @@ from mb_data.text.shards.shard import (
     is_done,
     read_record,
     record_path,
+    remove_shard,
     shard_name,
     sum_records,
 )
@@ -94,7 +95,7 @@ def build_shards(
         append_eod=append_eod,
         shard_bytes=shard_bytes,
     )
-    shards = cut_files(files, shard_bytes=shard_bytes)
+    shards = list(cut_files(files, shard_bytes=shard_bytes))
     number = write_plan(folder, options, shards, forget=lambda shard: _forget(folder, shard))
     if selection.deduplicate:
         _run(folder, "hash", number, engine, progress)
@@ -102,7 +103,8 @@ def build_shards(
     built = _run(folder, "build", number, engine, progress)
     records = [read_record(folder, shard) for shard in range(number)]
     counts, by_input = sum_records(records)
-    require_documents(counts, inputs, files=len(files), size=sum(file.stat().st_size for file in files))
+    sizes = {entry.part.path: entry.size for shard in shards for entry in shard}
+    require_documents(counts, inputs, files=len(sizes), size=sum(sizes.values()))
     summary = _finish(prefix, folder, records)
     return ShardedReport(summary=summary, selection=counts, inputs=by_input, shards=number, built=built)
 
@@ -118,8 +120,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def _forget(folder: Path, shard: int) -> None:
-    for path in (record_path, hashes_path, duplicates_path):
-        path(folder, shard).unlink(missing_ok=True)
+    """Remove a shard, and the manifest that names it, first."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    remove_shard(folder, shard)
 
 
 def _run(folder: Path, step: Step, number: int, engine: Engine, progress: Progress | None) -> int:

@@ -1,6 +1,7 @@
 """Cut of the input files into shards of about the same size, each of which is read alone."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from mb_data.text.compressed import compression
@@ -8,35 +9,53 @@ from mb_data.text.document_rows import arrow_library
 from mb_data.text.documents import is_json
 from mb_data.text.input_files import InputRange, is_parquet
 
-Shard = tuple[InputRange, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInput:
+    """Range of a file, and the state of the file when the plan was made."""
+
+    part: InputRange
+    size: int
+    modified: float
+    """Time of the last modification, in seconds since the epoch; 0 where the storage has none."""
+
+
+Shard = tuple[ShardInput, ...]
 
 
 def cut_files(files: Iterable[Path], *, shard_bytes: int) -> Iterator[Shard]:
     """Yield shards of about `shard_bytes` of input, in the order of the files.
 
     A larger file of JSON lines is cut at line ends, and Parquet between row groups; any other file is read whole, so
-    that its shard may be larger. The cut depends on nothing but names, sizes and row groups.
+    that its shard may be larger. The cut depends on nothing but names, sizes and row groups. The state of each file is
+    read once: of one in object storage by a request.
 
     Raises:
         BadDocumentError: A Parquet file cannot be read.
         FormatLibraryError: The library that reads Parquet is not installed.
     """
-    shard: list[InputRange] = []
-    size = 0
+    shard: list[ShardInput] = []
+    shard_size = 0
     for file in files:
-        for part, part_bytes in _parts(file, shard_bytes):
-            if shard and size + part_bytes > shard_bytes:
+        size, modified = state_of(file)
+        for part, part_bytes in _parts(file, size, shard_bytes):
+            if shard and shard_size + part_bytes > shard_bytes:
                 yield tuple(shard)
-                shard, size = [], 0
-            shard.append(part)
-            size += part_bytes
+                shard, shard_size = [], 0
+            shard.append(ShardInput(part=part, size=size, modified=modified))
+            shard_size += part_bytes
     if shard:
         yield tuple(shard)
 
 
-def _parts(file: Path, shard_bytes: int) -> Iterator[tuple[InputRange, int]]:
+def state_of(path: Path) -> tuple[int, float]:
+    """Return the size and the time of the last modification of a file."""
+    state = path.stat()
+    return state.st_size, float(state.st_mtime or 0.0)
+
+
+def _parts(file: Path, size: int, shard_bytes: int) -> Iterator[tuple[InputRange, int]]:
     """Yield the ranges of a file that are at most as large as a shard, if it can be cut, each with its size."""
-    size = file.stat().st_size
     if size <= shard_bytes or not (is_parquet(file) or (is_json(file) and compression(file) is None)):
         yield InputRange(path=file), size
     elif is_parquet(file):

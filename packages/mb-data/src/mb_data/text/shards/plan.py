@@ -11,7 +11,7 @@ from typing import Any
 from mb_data.errors import ShardPlanError
 from mb_data.text.input_files import InputRange, located_path
 from mb_data.text.selection import Selection
-from mb_data.text.shards.cut import Shard
+from mb_data.text.shards.cut import Shard, ShardInput
 from mb_data.text.shards.files import write_text
 
 _NAME = "plan.jsonl"
@@ -32,16 +32,6 @@ class ShardOptions:
     shard_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardInput:
-    """Range of a file, and the state of the file when the plan was made."""
-
-    part: InputRange
-    size: int
-    modified: float
-    """Time of the last modification, in seconds since the epoch; 0 where the storage has none."""
-
-
 def function_digests(selection: Selection) -> dict[str, str]:
     """Return the hash of the file of each function of a selection, by reference."""
     references = filter(None, (selection.text_function, selection.filter_function))
@@ -60,14 +50,14 @@ def write_plan(
         options: Options of the build.
         shards: Inputs of each shard.
         forget: Called, before the plan is replaced, with each shard of an earlier plan in the folder that has other
-            inputs now, because files were added, removed or changed. Removes its record.
+            inputs now, or is no part of the new one, because files were added, removed or changed. Removes its files.
 
     Raises:
         ShardPlanError: The build in the folder has other options. Bad lines may be skipped from now on, because the
             shards that are whole have none.
     """
     lines = [json.dumps(asdict(options))]
-    lines += [json.dumps([_as_data(part) for part in shard]) for shard in shards]
+    lines += [json.dumps([_as_data(entry) for entry in shard]) for shard in shards]
     path = folder / _NAME
     before = path.read_text().splitlines() if path.exists() else []
     if before:
@@ -101,20 +91,14 @@ def read_inputs(folder: Path, number: int) -> list[ShardInput]:
     ]
 
 
-def state_of(path: Path) -> tuple[int, float]:
-    """Return the size and the time of the last modification of a file."""
-    state = path.stat()
-    return state.st_size, float(state.st_mtime or 0.0)
-
-
-def _as_data(part: InputRange) -> dict[str, Any]:
-    size, modified = state_of(part.path)
+def _as_data(entry: ShardInput) -> dict[str, Any]:
+    part = entry.part
     return {
         "path": str(part.path),
         "start": part.start,
         "end": part.end,
-        "size": size,
-        "modified": modified,
+        "size": entry.size,
+        "modified": entry.modified,
     }
 
 

@@ -14,9 +14,10 @@ from mb_data.text.build import ChunkEncoder, InputCounts, write_pair
 from mb_data.text.documents import DocumentChunk, read_chunks
 from mb_data.text.input_files import is_local, located_path
 from mb_data.text.selection import DIGEST_BYTES, SelectionReport, text_digest
+from mb_data.text.shards.cut import state_of
 from mb_data.text.shards.files import WORK_PREFIX, move, read_array, write_array, write_text
 from mb_data.text.shards.manifest import file_digest
-from mb_data.text.shards.plan import ShardOptions, function_digests, read_inputs, read_options, state_of
+from mb_data.text.shards.plan import ShardOptions, function_digests, read_inputs, read_options
 from mb_data.tokenizers.loading import load_tokenizer
 
 Step = Literal["hash", "build"]
@@ -65,6 +66,18 @@ def hashes_path(folder: Path, number: int) -> Path:
 def duplicates_path(folder: Path, number: int) -> Path:
     """Return the file with the marks of the selected documents of a shard that are duplicates: booleans [documents]."""
     return folder / f"{shard_name(number)}.duplicates.npy"
+
+
+def remove_shard(folder: Path, number: int) -> None:
+    """Remove the files of a shard, its record first."""
+    tokens = [folder / f"{shard_name(number)}.{suffix}" for suffix in ("idx", "bin")]
+    for path in (
+        record_path(folder, number),
+        hashes_path(folder, number),
+        duplicates_path(folder, number),
+        *tokens,
+    ):
+        path.unlink(missing_ok=True)
 
 
 def is_done(folder: Path, number: int, step: Step) -> bool:

@@ -1,51 +1,74 @@
-"""What the trainer imports from each package beyond its root: a change of these names is a change for the trainer.
+"""The trainer imports packages by their roots and by `mb_x.trainer_api`: what it needs beyond the public names.
 
-The version ranges of the packages in the trainer's pyproject.toml hold for the public names and for these.
+The version ranges of the packages in the trainer's pyproject.toml hold for both.
 """
 
 import ast
+import importlib
 import json
 from pathlib import Path
 
+import pytest
 from house import PACKAGES
 
 import mb_trainer
 
-GOLDEN = Path(__file__).parent / "trainer_api.json"
-TRAINER = Path(mb_trainer.__file__).parent
+GOLDEN = json.loads((Path(__file__).parent / "public_names.json").read_text())
+ROOTS = sorted({package.module for package in PACKAGES} - {"mb_schema"})
+APIS = [f"{root}.trainer_api" for root in ROOTS if f"{root}.trainer_api" in GOLDEN]
+TREES = {file: ast.parse(file.read_text()) for file in Path(mb_trainer.__file__).parent.rglob("*.py")}
 
 
-def imported_names(source: str) -> list[tuple[str, str]]:
+def imported_names(tree: ast.AST) -> set[tuple[str, str]]:
     """Return module and name of each `from module import name`, and each `import module` with an empty name."""
-    tree = ast.walk(ast.parse(source))
-    return [
+    return {
         (node.module or "", alias.name) if isinstance(node, ast.ImportFrom) else (alias.name, "")
-        for node in tree
+        for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
-    ]
+    }
 
 
-def trainer_api() -> dict[str, list[str]]:
-    """Return the names that the trainer imports from modules below the roots of the packages, by module."""
-    roots = {package.module for package in PACKAGES} - {"mb_schema"}
-    api: dict[str, set[str]] = {}
-    for file in sorted(TRAINER.rglob("*.py")):
-        for module, name in imported_names(file.read_text()):
-            if module.partition(".")[0] in roots and "." in module:
-                api.setdefault(module, set()).update([name] if name else [])
-    return {module: sorted(names) for module, names in sorted(api.items())}
+def read_attributes(tree: ast.AST) -> set[tuple[str, str]]:
+    """Return module and name of each `module.name`."""
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {(ast.unparse(node.value), node.attr) for node in attributes}
 
 
-def test_the_trainer_imports_what_was_agreed():
-    """After a change that is meant: python tests/architecture/test_trainer_api.py."""
-    assert trainer_api() == json.loads(GOLDEN.read_text())
+def test_the_trainer_imports_nothing_below_the_roots():
+    below = {
+        f"{file.name}: {module}"
+        for file, tree in TREES.items()
+        for module, _ in imported_names(tree)
+        if module.partition(".")[0] in ROOTS and "." in module and not module.endswith(".trainer_api")
+    }
+    assert below == set()
+
+
+@pytest.mark.parametrize("module", APIS)
+def test_names_are_as_agreed(module):
+    homes = importlib.import_module(module)._HOMES
+    assert sorted(homes) == GOLDEN[module]
+    assert homes.keys() & importlib.import_module(module.partition(".")[0])._HOMES.keys() == set()
+
+
+@pytest.mark.parametrize("module", APIS)
+def test_the_trainer_needs_each_name(module):
+    used = {
+        name
+        for tree in TREES.values()
+        for source, name in imported_names(tree) | read_attributes(tree)
+        if source == module
+    }
+    assert used - {""} == {*GOLDEN[module]}
+
+
+@pytest.mark.parametrize("module", APIS)
+def test_each_name_exists(module):
+    api = importlib.import_module(module)
+    assert [name for name in GOLDEN[module] if not hasattr(api, name)] == []
 
 
 def test_imports_of_every_form_are_found():
     source = "import mb_a.b\nfrom mb_a.c import d as e\ndef f():\n    from mb_a import g\n"
-    assert imported_names(source) == [("mb_a.b", ""), ("mb_a.c", "d"), ("mb_a", "g")]
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(trainer_api(), indent=1) + "\n")
+    assert imported_names(ast.parse(source)) == {("mb_a.b", ""), ("mb_a.c", "d"), ("mb_a", "g")}

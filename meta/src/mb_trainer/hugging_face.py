@@ -8,18 +8,22 @@ from typing import Any
 import torch
 
 from mb_checkpoint import save_model_weights
-from mb_data.tokenizers.loading import copy_tokenizer_files
-from mb_data.tokenizers.saved_tokenizer import saved_tokenizer_file
-from mb_host.megatron.families import HOST_LAYERS
+from mb_data.trainer_api import copy_tokenizer_files, saved_tokenizer_file
+from mb_host.trainer_api import HOST_LAYERS
 from mb_launch import World
 from mb_loop import TrainState
 from mb_models import family_of
-from mb_models.hf.carried import carry_files
-from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
-from mb_models.hf.export import export_model
-from mb_models.hf.export_part import WHOLE, ExportPart
-from mb_models.hf.load import load_hf_weights
-from mb_models.peft.loading import require_adapters
+from mb_models.trainer_api import (
+    WHOLE,
+    ExportPart,
+    carry_files,
+    export_model,
+    load_hf_weights,
+    memory_mapped_model,
+    require_adapters,
+    require_convertible,
+    section_of_folder,
+)
 from mb_trainer.recipes.imported import imported_model
 from mb_trainer.run.model import model_groups
 from mb_trainer.run.saved_run import SavedRun

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mb_data.text.evaluation_text import EvaluationTokenizer
-from mb_models.evaluation.lm_eval import TrainedLM, register_model
-from mb_models.families import require_text_family
+from mb_data.trainer_api import EvaluationTokenizer
+from mb_models.trainer_api import TrainedLM, register_model, require_text_family
 from mb_trainer.run.saved_run import SavedRun
 from mb_trainer.sampling import loaded_model, processes
 

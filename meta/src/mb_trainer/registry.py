@@ -1,6 +1,6 @@
 """Recipes, classes and rules that the trainer knows: its own, those of installed distributions and imported modules."""
 
-from mb_config.overrides.registration import ClassTable, RecipeTable, Registry
+from mb_config.trainer_api import ClassTable, RecipeTable, Registry
 from mb_trainer.recipes import RECIPES
 
 REGISTRY = Registry(

@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mb_config import ConfigError, ConfigReadError
-from mb_config.cli.examination import CommandInput, Examination, examine, machine_of_perf
-from mb_config.overrides.apply import SECTION_FACTORIES
-from mb_config.overrides.request import ConfigRequest, RecipeReader
-from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.module_layouts import smallest_world
-from mb_config.preflight.run import PreflightChecks
-from mb_config.resolve.fallbacks import select_local_layers
-from mb_metrics.run.folder import RunFolder
-from mb_models.peft.config import section_by_name
-from mb_models.training.vocab import known_vocab_size
+from mb_config import ConfigError, ConfigReadError, smallest_world
+from mb_config.trainer_api import (
+    SECTION_FACTORIES,
+    CommandInput,
+    ConfigRequest,
+    Examination,
+    PreflightChecks,
+    RecipeReader,
+    TargetMachine,
+    examine,
+    machine_of_perf,
+    select_local_layers,
+)
+from mb_metrics.trainer_api import RunFolder
+from mb_models.trainer_api import known_vocab_size, section_by_name
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.completion import complete

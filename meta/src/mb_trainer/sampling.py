@@ -11,15 +11,10 @@ import torch
 
 from mb_checkpoint import read_train_state
 from mb_data import prepare_tokenizer
-from mb_data.chat.prompt import encode_prompt
-from mb_data.loading.last_validation import keep_partial_sequence, last_validation
-from mb_data.tokenizers.base import decode_stream
+from mb_data.trainer_api import decode_stream, encode_prompt, keep_partial_sequence, last_validation
 from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
-from mb_models.evaluation.generation import all_logits
-from mb_models.evaluation.perplexity import Perplexity, measure_sets
-from mb_models.families import require_text_family
-from mb_models.peft.loading import load_merged
+from mb_models.trainer_api import Perplexity, all_logits, load_merged, measure_sets, require_text_family
 from mb_trainer.run.data import batch_form, batch_settings, build_datasets
 from mb_trainer.run.model import layers_of, model_groups
 from mb_trainer.run.saved_run import SavedRun

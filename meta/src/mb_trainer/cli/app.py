@@ -11,10 +11,9 @@ from typing import Annotated
 
 import typer
 
-import mb_checkpoint.cli.app
-import mb_guard.cli
-from mb_config.cli.options import OverridesWithDashes, add_import_option
-from mb_config.cli.versions import version_option
+from mb_checkpoint.trainer_api import app as mb_checkpoint_app
+from mb_config.trainer_api import OverridesWithDashes, add_import_option, version_option
+from mb_guard.trainer_api import diagnosis
 from mb_trainer.cli.configs import configs
 from mb_trainer.cli.data import data
 from mb_trainer.cli.launch import launch
@@ -34,10 +33,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for part in (train, proof, text, runs, weights, configs, mb_guard.cli.diagnosis):
+for part in (train, proof, text, runs, weights, configs, diagnosis):
     app.add_typer(part)
 app.add_typer(data, name="data")
-app.add_typer(mb_checkpoint.cli.app.app, name="ckpt")
+app.add_typer(mb_checkpoint_app.app, name="ckpt")
 app.add_typer(launch, name="launch")
 
 

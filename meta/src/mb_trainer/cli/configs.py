@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mb_config.cli import app as mb_config_app
-from mb_config.cli.options import (
+from mb_config.trainer_api import (
     Json,
     MachineOptions,
     ProcessOptions,
@@ -14,6 +13,7 @@ from mb_config.cli.options import (
     ViewOptions,
     target_machine,
 )
+from mb_config.trainer_api import app as mb_config_app
 from mb_schema.commands import CommandWithExample, common_options
 from mb_trainer.cli.options import RecipeOptions, command, exit_with
 from mb_trainer.cli.plans import plans

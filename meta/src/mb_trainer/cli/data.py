@@ -1,14 +1,13 @@
 """Commands on data: `mb data`."""
 
-from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from mb_config.cli.options import Json
-from mb_data.cli import app as mb_data_app
-from mb_data.cli.app import Workers
-from mb_data.cli.options import StepOptions
+import mb_data.trainer_api
+from mb_config.trainer_api import Json
+from mb_data.trainer_api import StepOptions, Workers
+from mb_data.trainer_api import app as mb_data_app
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 from mb_trainer.cli.options import ConfigFiles, Recipe, command
 
@@ -31,7 +30,7 @@ def index(
         request = command("index_request").read_index_request(
             recipe or [], files=config or [], world_size=world_size
         )
-        import_module("mb_data.cli.index").index(request, workers=workers, as_json=json)
+        mb_data.trainer_api.index(request, workers=workers, as_json=json)
 
 
 @data.command(cls=CommandWithExample, epilog="runs/gpt_tiny --step 120", help=mb_data_app.at.__doc__)
@@ -39,6 +38,6 @@ def index(
 def at(options: StepOptions) -> None:
     """Print the data of one step of a run."""
     with exit_codes():
-        position = import_module("mb_data.loading.step_batch").find_step(options.run, options.step)
+        position = mb_data.trainer_api.find_step(options.run, options.step)
         request = command("index_request").read_index_request([str(options.run / "run_config.yaml")])
-        import_module("mb_data.cli.at").print_step(options, position, request)
+        mb_data.trainer_api.print_step(options, position, request)

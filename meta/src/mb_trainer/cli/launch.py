@@ -8,11 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from mb_launch.cli import app as mb_launch_app
-from mb_launch.cli.app import Command, LaunchOptions, NemoRunOptions
-from mb_launch.errors import ExtraMissingError
-from mb_launch.slurm.job import LaunchSize, SlurmJob
-from mb_launch.slurm.options import job_options, option
+from mb_launch.trainer_api import (
+    Command,
+    ExtraMissingError,
+    LaunchOptions,
+    LaunchSize,
+    NemoRunOptions,
+    SlurmJob,
+    job_options,
+    option,
+)
+from mb_launch.trainer_api import app as mb_launch_app
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 from mb_trainer.cli.options import command as implementation
 

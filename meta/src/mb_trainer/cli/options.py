@@ -9,10 +9,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mb_config.cli.options import ConfigFiles as ConfigFiles
-from mb_config.cli.options import Json as Json
-from mb_config.cli.options import Processes as Processes
-from mb_config.preflight.facts import ALLOW_OOM
+import mb_config.trainer_api
+from mb_config.trainer_api import ALLOW_OOM
+from mb_config.trainer_api import ConfigFiles as ConfigFiles
+from mb_config.trainer_api import Json as Json
+from mb_config.trainer_api import Processes as Processes
 from mb_schema.paths import expand_home, is_url
 
 
@@ -87,8 +88,9 @@ class RecipeOptions:
 
     def command_input(self) -> Any:
         """Return them as the commands on a configuration read them."""
-        given = import_module("mb_config.cli.examination").CommandInput
-        return given(arguments=self.arguments or [], files=self.config or [], out=self.out)
+        return mb_config.trainer_api.CommandInput(
+            arguments=self.arguments or [], files=self.config or [], out=self.out
+        )
 
 
 def command(name: str) -> Any:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from mb_config.cli.options import Json, MachineOptions, ProcessOptions, target_machine
-from mb_plan.cli.options import read_chart
+from mb_config.trainer_api import Json, MachineOptions, ProcessOptions, target_machine
+from mb_plan.trainer_api import read_chart
 from mb_schema.commands import CommandWithExample, common_options
 from mb_trainer.cli.options import RecipeOptions, command, exit_with
 

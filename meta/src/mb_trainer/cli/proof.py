@@ -7,7 +7,7 @@ import typer
 
 from mb_schema.commands import common_options
 from mb_trainer.cli.options import ConfigFiles, Recipe, command
-from mb_verify.cli.options import DrillOptions, ProofOptions, ReplayOptions
+from mb_verify.trainer_api import DrillOptions, ProofOptions, ReplayOptions
 
 proof = typer.Typer()
 

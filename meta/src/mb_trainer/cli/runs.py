@@ -2,8 +2,8 @@
 
 import typer
 
-from mb_metrics.cli import app as mb_metrics_app
-from mb_metrics.cli.app import BenchOptions, ReportOptions
+from mb_metrics.trainer_api import BenchOptions, ReportOptions
+from mb_metrics.trainer_api import app as mb_metrics_app
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 from mb_trainer.cli.options import command
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mb_checkpoint.cli.app import Trust
+from mb_checkpoint.trainer_api import Trust
 from mb_schema.commands import common_options
 from mb_trainer.cli.options import command
 

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from mb_checkpoint.cli.app import Trust
-from mb_models.hf.config_json import ARCHITECTURES
-from mb_models.hf.export_part import SHARD_BYTES, ExportPart
+from mb_checkpoint.trainer_api import Trust
+from mb_models.trainer_api import ARCHITECTURES, SHARD_BYTES, ExportPart
 from mb_trainer.cli.options import command, read_run_folder
 
 weights = typer.Typer()

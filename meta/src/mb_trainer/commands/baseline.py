@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mb_metrics import BaselineConfiguration, read_event_rows
-from mb_metrics.run.folder import RunFolder
+from mb_metrics.trainer_api import RunFolder
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.run_folder import NOT_SETTINGS
 

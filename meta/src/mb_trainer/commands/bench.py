@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mb_config.overrides.unattended import unattended_overrides
-from mb_metrics.bench.request import BenchRequest
+from mb_config.trainer_api import unattended_overrides
+from mb_metrics.trainer_api import BenchRequest
 from mb_trainer.commands.train import worker_arguments
 
 

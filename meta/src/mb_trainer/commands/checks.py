@@ -3,20 +3,26 @@
 from collections.abc import Iterator
 
 from mb_config import ConfigReadError
-from mb_config.cli.check import print_check, print_config
-from mb_config.cli.examination import CommandInput, Examination
-from mb_config.cli.message_text import MAX_MESSAGE_LENGTH, truncate
-from mb_config.cli.options import RuleFilter, ViewOptions
-from mb_config.cli.rules import UnknownRuleError, print_explanation, print_rules
-from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.problems import explain_equivalent
-from mb_data.errors import DataError
+from mb_config.trainer_api import (
+    MAX_MESSAGE_LENGTH,
+    CommandInput,
+    Examination,
+    RuleFilter,
+    TargetMachine,
+    UnknownRuleError,
+    ViewOptions,
+    explain_equivalent,
+    print_check,
+    print_config,
+    print_explanation,
+    print_rules,
+    truncate,
+)
+from mb_data import DataError
 from mb_launch import describe_gpus, read_gpus
-from mb_launch.cloudai.coverage import explain_coverage
-from mb_models.training.vocab import VocabularyError
-from mb_plan.errors import PlanError
-from mb_plan.memory.gpu_memory import GPU_MEMORY
-from mb_plan.memory.resource_plan import make_plan
+from mb_launch.trainer_api import explain_coverage
+from mb_models.trainer_api import VocabularyError
+from mb_plan import GPU_MEMORY, PlanError, make_plan
 from mb_schema.exit_codes import DONE
 from mb_trainer.config import ConfigContainer
 from mb_trainer.requests import embedding_rows, examine_request

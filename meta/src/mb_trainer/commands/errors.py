@@ -4,9 +4,9 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 
-from mb_config.cli.errors import message_of
+from mb_config.trainer_api import message_of
 from mb_launch import report_failure
-from mb_launch.ranks.failures import ERROR_FOLDER, FAILED
+from mb_launch.trainer_api import ERROR_FOLDER, FAILED
 from mb_schema.exit_codes import INTERRUPTED, exit_code
 
 

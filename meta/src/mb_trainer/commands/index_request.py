@@ -9,7 +9,7 @@ import typer
 
 import mb_guard
 import mb_host
-from mb_config.cli.examination import CommandInput
+from mb_config.trainer_api import CommandInput
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
 from mb_trainer.requests import examine_sections

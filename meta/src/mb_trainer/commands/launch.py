@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mb_launch.errors import LaunchCheckError, SlurmJobError
-from mb_launch.slurm.job import LaunchSize
+from mb_launch.trainer_api import LaunchCheckError, LaunchSize, SlurmJobError
 
 COMMANDS = ("pretrain", "finetune")
 """Commands that can be launched."""

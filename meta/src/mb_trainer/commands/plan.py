@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mb_config.cli.examination import CommandInput
-from mb_config.cli.listing import counted
-from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.module_layouts import smallest_world
-from mb_config.preflight.problems import ConfigError
-from mb_plan.cli.plan_report import print_plan, write_memory_chart, write_step_chart
-from mb_plan.cli.step_report import print_prediction, print_saves
-from mb_plan.errors import PlanError
-from mb_plan.memory.gpu_memory import GPU_MEMORY
-from mb_plan.memory.resource_plan import ResourcePlan, make_plan
-from mb_plan.time.prediction import Prediction, predict
-from mb_plan.time.saves import SavePlan, plan_saves
+from mb_config import ConfigError, smallest_world
+from mb_config.trainer_api import CommandInput, TargetMachine, counted
+from mb_plan import GPU_MEMORY, PlanError, Prediction, ResourcePlan, make_plan, predict
+from mb_plan.trainer_api import (
+    SavePlan,
+    plan_saves,
+    print_plan,
+    print_prediction,
+    print_saves,
+    write_memory_chart,
+    write_step_chart,
+)
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Problem
 from mb_trainer.config import ConfigContainer

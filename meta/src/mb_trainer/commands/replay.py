@@ -4,16 +4,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mb_checkpoint.inspect.inspection import list_checkpoints
+from mb_checkpoint import list_checkpoints
 from mb_config import difference_lines
-from mb_config.overrides.unattended import unattended_overrides
-from mb_metrics.run.event_log import changed_code
-from mb_metrics.run.folder import RunFolder
+from mb_config.trainer_api import unattended_overrides
+from mb_metrics.trainer_api import RunFolder, changed_code
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.errors import RunFolderError
 from mb_verify import ReplayPlan
-from mb_verify.cli.options import ReplayOptions
+from mb_verify.trainer_api import ReplayOptions
 
 
 def replay(path: Path, overrides: Sequence[str], options: ReplayOptions) -> int:

@@ -11,22 +11,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
-from mb_config.cli.examination import CommandInput, examine
-from mb_config.container.yaml_file import dump_yaml, read_yaml
-from mb_config.overrides.apply import apply_overrides
-from mb_config.overrides.base_recipe import BASE, base_of, without_base
-from mb_config.overrides.request import ConfigRequest
-from mb_config.overrides.variations import Variation, read_variations, split_yaml, to_axes
-from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.module_layouts import WORLD_SIZE, rules_per_point
-from mb_config.preflight.run import effective_dist
-from mb_plan.cli.sweep_report import print_report, with_progress, write_sweep_chart
-from mb_plan.errors import PlanError
-from mb_plan.memory.resource_plan import make_plan
-from mb_plan.sweep.grid import Axis, AxisLike, SweepResult, run_sweep
-from mb_plan.sweep.layouts import layout_axes, splits_sequences_where_possible
-from mb_plan.sweep.points import SweepReport, SweptPoint, best_points, values_as_written
-from mb_plan.time.prediction import predict
+from mb_config import Variation, apply_overrides, read_variations, split_yaml, to_axes
+from mb_config.trainer_api import (
+    BASE,
+    WORLD_SIZE,
+    CommandInput,
+    ConfigRequest,
+    TargetMachine,
+    base_of,
+    dump_yaml,
+    effective_dist,
+    examine,
+    read_yaml,
+    rules_per_point,
+    without_base,
+)
+from mb_plan import Axis, PlanError, SweepResult, layout_axes, make_plan, predict, run_sweep
+from mb_plan.trainer_api import (
+    AxisLike,
+    SweepReport,
+    SweptPoint,
+    best_points,
+    print_report,
+    splits_sequences_where_possible,
+    values_as_written,
+    with_progress,
+    write_sweep_chart,
+)
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Rule
 from mb_trainer.requests import READER, command_checks, embedding_rows, place_in_run_folder

@@ -14,7 +14,7 @@ from mb_launch import read_world
 from mb_trainer.commands.errors import reported
 
 if TYPE_CHECKING:
-    from mb_models.evaluation.perplexity import Perplexity
+    from mb_models.trainer_api import Perplexity
 
 
 def prints() -> bool:

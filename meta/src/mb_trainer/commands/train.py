@@ -10,18 +10,15 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from mb_checkpoint.load.initial_weights import require_weights
-from mb_config.overrides.request import ConfigRequest
+import mb_host.trainer_api
+import mb_verify.trainer_api
+from mb_checkpoint.trainer_api import require_weights
+from mb_config.trainer_api import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
-from mb_launch.ranks.left_ranks import at_work
-from mb_launch.world import require_single_process, torchrun_environment
+from mb_launch.trainer_api import at_work, require_single_process, torchrun_environment
 from mb_metrics import write_missing_stop
-from mb_metrics.bench.request import bench_callbacks
-from mb_metrics.run.folder import RunFolder
-from mb_metrics.run.rank_console import RankConsole
-from mb_resilience.hangs.reporter import newest_report
-from mb_resilience.restarts.arguments import prepare_environment
-from mb_resilience.restarts.rank_keeper import keep_run_alive
+from mb_metrics.trainer_api import RankConsole, RunFolder, bench_callbacks
+from mb_resilience.trainer_api import keep_run_alive, newest_report, prepare_environment
 from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.registry import REGISTRY
@@ -103,9 +100,9 @@ def recording_callbacks(environment: Mapping[str, str]) -> list[object]:
     """Return the callbacks that the environment requests: `mb verify-resume` and `mb bench` record their runs so."""
 
     def conditions() -> dict[str, str]:
-        torch_state = import_module("mb_verify.record.torch_state")  # imports torch, as the next one does
-        arithmetic = import_module("mb_host.cpu.reproducibility").read_arithmetic()
-        return {**torch_state.conditions(), **arithmetic.as_text()}
+        # both import torch, which a launcher of local ranks does not need
+        arithmetic = mb_host.trainer_api.read_arithmetic()
+        return {**mb_verify.trainer_api.conditions(), **arithmetic.as_text()}
 
     world = read_world(environment)
     recorders = callbacks_from_environment(

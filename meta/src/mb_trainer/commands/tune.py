@@ -10,15 +10,29 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from mb_config.cli.examination import CommandInput, Examination
-from mb_config.perf.candidates import tunable
-from mb_config.perf.names import AUTO, PerfName, gpu_of
-from mb_config.perf.resolve_perf import perf_target
-from mb_config.preflight.facts import TargetMachine
-from mb_launch.world import require_single_process
-from mb_metrics.bench.command import BenchPlan, measure_once
-from mb_metrics.bench.result import BenchResult
-from mb_metrics.bench.tuning import Overrides, Search, Switch, Trial, override_file, search, table
+from mb_config.trainer_api import (
+    AUTO,
+    CommandInput,
+    Examination,
+    PerfName,
+    TargetMachine,
+    gpu_of,
+    perf_target,
+    tunable,
+)
+from mb_launch.trainer_api import require_single_process
+from mb_metrics.trainer_api import (
+    BenchPlan,
+    BenchResult,
+    Overrides,
+    Search,
+    Switch,
+    Trial,
+    measure_once,
+    override_file,
+    search,
+    table,
+)
 from mb_trainer.commands.bench import bench_command
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.sweep import sweep_points

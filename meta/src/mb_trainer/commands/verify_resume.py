@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mb_checkpoint.formats.layout import RUN_CHECKPOINTS, STEP_TRACKER
-from mb_config.overrides.unattended import unattended_overrides
-from mb_config.schedules.learning_rate import length_overrides
-from mb_launch.world import require_single_process
+from mb_checkpoint.trainer_api import RUN_CHECKPOINTS, STEP_TRACKER
+from mb_config.trainer_api import length_overrides, unattended_overrides
+from mb_launch.trainer_api import require_single_process
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.requests import read_request
 from mb_verify import RunStart
-from mb_verify.cli.options import DrillOptions, ProofOptions
+from mb_verify.trainer_api import DrillOptions, ProofOptions
 
 
 def start_runs(

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mb_host
-from mb_models.hf.errors import OutputExistsError
-from mb_models.hf.export_part import ExportPart
+from mb_models.trainer_api import ExportPart, OutputExistsError
 from mb_trainer.commands.errors import reported
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mb_config.overrides.registration import Recipe
+from mb_config.trainer_api import Recipe
 from mb_trainer.recipes import finetuning, gpt, hybrid, lora, mimo, t5
 from mb_trainer.recipes.finetuning import sft_tiny
 from mb_trainer.recipes.gpt import gpt_tiny

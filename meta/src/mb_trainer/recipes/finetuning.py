@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mb_config.overrides.registration import Recipe, recipe
+from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import ConfigContainer, SumsFinetuningConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.lora import BASE

@@ -1,6 +1,6 @@
 """Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts in the order of a pattern."""
 
-from mb_config.overrides.registration import Recipe, recipe
+from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import (
     CommOverlapConfig,
     ConfigContainer,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mb_data.tokenizers.loading import TOKENIZER_FILES
+from mb_data.trainer_api import TOKENIZER_FILES
 from mb_trainer.config import (
     ConfigContainer,
     GPTModelConfig,

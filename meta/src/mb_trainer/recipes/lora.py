@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from mb_config.overrides.registration import Recipe, recipe
+from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 

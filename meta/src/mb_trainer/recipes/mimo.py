@@ -1,6 +1,6 @@
 """Recipes of vision-language models: images and text in, text out."""
 
-from mb_config.overrides.registration import Recipe, recipe
+from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import (
     CheckpointConfig,
     ConfigContainer,

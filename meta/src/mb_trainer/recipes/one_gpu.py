@@ -1,6 +1,6 @@
 """Recipes of further models for one GPU: a GPT of 355 million parameters, and one with experts."""
 
-from mb_config.overrides.registration import Recipe, recipe
+from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 

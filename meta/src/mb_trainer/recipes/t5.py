@@ -1,6 +1,6 @@
 """Recipes of T5 on span corruption: the encoder reads text with masked spans, the decoder generates the spans."""
 
-from mb_config.overrides.registration import Recipe, recipe
+from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import (
     CommOverlapConfig,
     ConfigContainer,

@@ -22,28 +22,30 @@ from mb_checkpoint import (
     create_checkpoint_manager,
     stateful_callbacks,
 )
-from mb_checkpoint.load.completion import resumed_step, verify_last_checkpoint_on_all_ranks
-from mb_checkpoint.state.dataloader import warn_without_position
+from mb_checkpoint.trainer_api import resumed_step, verify_last_checkpoint_on_all_ranks, warn_without_position
 from mb_config import non_default_values
-from mb_config.megatron_lm.arguments import megatron_arguments
+from mb_config.trainer_api import megatron_arguments
 from mb_data import DataRanks, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
-from mb_data.loading.changed_files import changed_data_files
-from mb_host.cpu.reproducibility import irreproducibility_reasons, read_arithmetic
+from mb_data.trainer_api import changed_data_files
+from mb_host.trainer_api import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
-from mb_launch.ranks.failures import ERROR_FOLDER
+from mb_launch.trainer_api import ERROR_FOLDER
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
-from mb_loop.exits.early_stopping import early_stopping
-from mb_loop.graphs.megatron import graph_resources, wrapping_stream
-from mb_loop.mcore import MegatronRerunMachine, build_rerun_machine, loss_inspection
+from mb_loop.trainer_api import (
+    MegatronRerunMachine,
+    build_rerun_machine,
+    early_stopping,
+    graph_resources,
+    loss_inspection,
+    wrapping_stream,
+)
 from mb_metrics import RunProfilers, start_profilers
-from mb_metrics.run.captured_logging import captured_records, captured_warnings
-from mb_metrics.run.rank_console import Bar, RankConsole
-from mb_models import ModuleGroups
-from mb_models.training.setup import TrainingModel, data_groups
-from mb_models.training.vocab import padding_note
+from mb_metrics.trainer_api import Bar, RankConsole, captured_records, captured_warnings
+from mb_models import ModuleGroups, TrainingModel
+from mb_models.trainer_api import data_groups, padding_note
 from mb_overlap import start_user_buffers
 from mb_resilience import IgnoreSignals
-from mb_resilience.monitors import RunMonitors, build_monitors
+from mb_resilience.trainer_api import RunMonitors, build_monitors
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RankLeftError
 from mb_trainer.run.complete_run import report_complete

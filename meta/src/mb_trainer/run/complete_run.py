@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import mb_checkpoint
-from mb_checkpoint.load.run_status import complete_message
+from mb_checkpoint.trainer_api import complete_message
 from mb_loop import TrainOutcome
-from mb_metrics.run.rank_console import RankConsole
+from mb_metrics.trainer_api import RankConsole
 from mb_trainer.run.settle import Job
 
 

@@ -18,28 +18,32 @@ Fields that follow from other fields are resolved later, by `resolve_and_check`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from mb_checkpoint.formats.foreign import is_same_folder
-from mb_checkpoint.formats.layout import checkpoints_in, why_not_a_checkpoint
-from mb_checkpoint.load.ckpt_step import released_start
-from mb_checkpoint.load.directories import is_checkpoint_file, resumable_directories, weight_directories
-from mb_config import Provenance, SavedSettings
-from mb_config.container.field_access import set_field
-from mb_config.container.home_directory import expand_home_in
-from mb_config.overrides.provenance import remember_resolved
-from mb_config.overrides.stored_sections import stored_sections, stored_tokenizer
-from mb_data.tokenizers.saved_tokenizer import (
-    HUGGING_FACE,
-    original_tokenizer_settings,
-    tokenizer_settings_of_weights,
+import mb_checkpoint.trainer_api
+from mb_checkpoint.trainer_api import (
+    checkpoints_in,
+    is_checkpoint_file,
+    is_same_folder,
+    released_start,
+    resumable_directories,
+    weight_directories,
+    why_not_a_checkpoint,
 )
+from mb_config import Provenance, SavedSettings
+from mb_config.trainer_api import (
+    expand_home_in,
+    remember_resolved,
+    set_field,
+    stored_sections,
+    stored_tokenizer,
+)
+from mb_data import tokenizer_settings_of_weights
+from mb_data.trainer_api import HUGGING_FACE, original_tokenizer_settings
 from mb_metrics import read_event_rows
-from mb_metrics.run.folder import CONFIG, RunFolder
-from mb_models.hf.adoption import AdoptedArchitecture, adopt_architecture
-from mb_models.training.stored_architecture import adopt_stored_architecture
+from mb_metrics.trainer_api import CONFIG, RunFolder
+from mb_models.trainer_api import AdoptedArchitecture, adopt_architecture, adopt_stored_architecture
 from mb_schema.paths import is_url
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.run_folder import PATH_FIELDS
@@ -266,8 +270,7 @@ def tokenizer_of_weights(
 def checkpoint_settings(config: ConfigContainer, provenance: Provenance) -> StepResult:
     """Take the settings of the checkpoint that the run loads where the user set nothing; a note for each conflict."""
     checkpoint = config.checkpoint
-    module = import_module("mb_checkpoint.load.stored_settings")  # imports torch
-    found = module.find_stored_settings(checkpoint)
+    found = mb_checkpoint.trainer_api.find_stored_settings(checkpoint)  # imports torch, as late as this
     stored, rule = stored_sections(found.run_config, found.arguments), f"settings of {found.path}"
     adopted = adopt_stored_architecture(
         config.model,

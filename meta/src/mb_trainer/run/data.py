@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mb_config.schedules.learning_rate import sequences_after
+from mb_config.trainer_api import sequences_after
 from mb_data import (
     BatchSettings,
     DataRanks,
@@ -11,9 +11,11 @@ from mb_data import (
     SampleCounts,
     build_run_datasets,
     required_padding,
+    run_batch_settings,
+    run_sample_counts,
 )
-from mb_data.run_settings import run_batch_settings, run_sample_counts, validation_set_options
-from mb_loop.settings import evaluation_batch
+from mb_data.trainer_api import validation_set_options
+from mb_loop.trainer_api import evaluation_batch
 from mb_trainer.config import ConfigContainer
 
 

@@ -1,14 +1,14 @@
 """Checks of the data and of the tokenizer that a configuration names. No torch."""
 
-from mb_config.preflight.run import DataCheck
-from mb_data.data_checks import (
+from mb_config.trainer_api import DataCheck
+from mb_data.trainer_api import (
     dataset_facts,
     epoch_facts,
     tokenizer_facts,
     tokenizer_size,
     verify_dataset_files,
 )
-from mb_models.training.vocab import model_vocab_size
+from mb_models import model_vocab_size
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.tokenizer_assets import kept_by_run
 

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from mb_checkpoint.formats.layout import shared_save_roots
-from mb_checkpoint.locks import exclusive_lock, writer_lock
+from mb_checkpoint.trainer_api import exclusive_lock, shared_save_roots, writer_lock
 from mb_trainer.run.run_folder import in_use_error
 from mb_trainer.run.settle import Job
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from functools import partial
 
-from mb_config.preflight.facts import TargetMachine, machine_facts, short_name_of_first
-from mb_launch.hardware.gpus import THIS_MACHINE, GpuSources, visible_gpu_names
-from mb_models.rules.kernel_modules import kernel_facts
+from mb_config.trainer_api import TargetMachine, machine_facts, short_name_of_first
+from mb_launch import GpuSources
+from mb_launch.trainer_api import THIS_MACHINE, visible_gpu_names
+from mb_models.trainer_api import kernel_facts
 
 
 def target_facts(

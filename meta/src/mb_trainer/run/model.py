@@ -10,12 +10,9 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from mb_config import OptimizerConfigOverrideProviderContext, scheduler_steps
-from mb_config.mcore import build_scheduler, to_megatron
-from mb_host.cpu.reproducibility import make_index_add_deterministic
-from mb_host.megatron.families import HOST_LAYERS
-from mb_launch import World, default_process_group, seed_libraries
-from mb_launch.mcore import megatron_groups, seed_model_parallel
+from mb_config import OptimizerConfigOverrideProviderContext, build_scheduler, scheduler_steps, to_megatron
+from mb_host.trainer_api import HOST_LAYERS, make_index_add_deterministic
+from mb_launch import World, default_process_group, megatron_groups, seed_libraries, seed_model_parallel
 from mb_models import (
     DataParallelSetup,
     LayerChoice,
@@ -26,8 +23,7 @@ from mb_models import (
     choose_layers,
     family_of,
 )
-from mb_models.gpt.layer_choice import AvailableLayers
-from mb_models.mimo.config import has_module_layouts
+from mb_models.trainer_api import AvailableLayers, has_module_layouts
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.user_code import UserCode
 

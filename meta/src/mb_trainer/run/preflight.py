@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import mb_checkpoint.rules
+import mb_checkpoint
 from mb_config import Provenance, RuleLike
-from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.run import PreflightChecks, PreflightResult, preflight
-from mb_config.resolve.fallbacks import select_local_layers
-from mb_models.rules.kernels import FALLBACKS
+from mb_config.trainer_api import (
+    PreflightChecks,
+    PreflightResult,
+    TargetMachine,
+    preflight,
+    select_local_layers,
+)
+from mb_models.trainer_api import FALLBACKS
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.data_checks import EPOCH, TOKENIZER
@@ -17,7 +21,7 @@ from mb_trainer.run.rules import RULES, RULES_BY_PACKAGE
 
 CHECKS = PreflightChecks(
     rules=RULES,
-    fallbacks=(*FALLBACKS, *(rule for rule in mb_checkpoint.rules.RULES if rule.fallback)),
+    fallbacks=(*FALLBACKS, *(rule for rule in mb_checkpoint.RULES if rule.fallback)),
     data=(TOKENIZER, EPOCH),
 )
 

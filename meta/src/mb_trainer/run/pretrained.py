@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from mb_checkpoint.load.directories import weight_directories
+from mb_checkpoint.trainer_api import weight_directories
 from mb_data import Tokenizer, save_tokenizer
-from mb_models.hf.carried import carry_files
+from mb_models.trainer_api import carry_files
 from mb_trainer.config import ConfigContainer
 
 IMPORT, EXPORT = ((sys.executable, "-m", "mb_trainer", name) for name in ("import-hf", "export-hf"))

@@ -5,15 +5,13 @@ from copy import deepcopy
 from dataclasses import replace
 
 from mb_config import ConfigError, Provenance
-from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.run import largest_world_size
-from mb_launch.mcore import reset_megatron
-from mb_launch.world import torchrun_environment
+from mb_config.trainer_api import TargetMachine, largest_world_size
+from mb_launch.trainer_api import reset_megatron, torchrun_environment
 from mb_loop import TrainOutcome
-from mb_loop.exits.outcome import SPARE
-from mb_metrics.run.rank_console import RankConsole
+from mb_loop.trainer_api import SPARE
+from mb_metrics.trainer_api import RankConsole
 from mb_resilience import InProcessRestartConfig, RestartAttempt
-from mb_resilience.restarts.nvrx import run_with_restarts
+from mb_resilience.trainer_api import run_with_restarts
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.completion import complete
 from mb_trainer.run.machine import target_facts

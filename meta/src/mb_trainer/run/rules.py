@@ -1,28 +1,28 @@
 """Rules of all packages."""
 
-import mb_checkpoint.rules
+import mb_checkpoint
 import mb_config
-import mb_data.rules
-import mb_launch.rules
-import mb_loop.rules
-import mb_metrics.rules
-import mb_models.rules
-import mb_overlap.rules
-import mb_plan.rules
-import mb_resilience.rules
+import mb_data
+import mb_launch
+import mb_loop
+import mb_metrics
+import mb_models
+import mb_overlap
+import mb_plan
+import mb_resilience
 from mb_config import RuleLike
 
 RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
     "mb-config": mb_config.RULES,
-    "mb-plan": mb_plan.rules.RULES,
-    "mb-models": mb_models.rules.RULES,
-    "mb-data": mb_data.rules.RULES,
-    "mb-loop": mb_loop.rules.RULES,
-    "mb-overlap": mb_overlap.rules.RULES,
-    "mb-checkpoint": mb_checkpoint.rules.RULES,
-    "mb-metrics": mb_metrics.rules.RULES,
-    "mb-resilience": mb_resilience.rules.RULES,
-    "mb-launch": mb_launch.rules.RULES,
+    "mb-plan": mb_plan.RULES,
+    "mb-models": mb_models.RULES,
+    "mb-data": mb_data.RULES,
+    "mb-loop": mb_loop.RULES,
+    "mb-overlap": mb_overlap.RULES,
+    "mb-checkpoint": mb_checkpoint.RULES,
+    "mb-metrics": mb_metrics.RULES,
+    "mb-resilience": mb_resilience.RULES,
+    "mb-launch": mb_launch.RULES,
 }
 RULES = tuple(rule for rules in RULES_BY_PACKAGE.values() for rule in rules)
 """Rules of all packages."""

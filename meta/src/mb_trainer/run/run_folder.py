@@ -2,13 +2,13 @@
 
 from dataclasses import fields
 
-import mb_checkpoint.rules
-import mb_config.rules.local_paths
-import mb_data.rules
-import mb_metrics.rules
-import mb_resilience.rules
+import mb_checkpoint.trainer_api
+import mb_config.trainer_api
+import mb_data.trainer_api
+import mb_metrics.trainer_api
+import mb_resilience.trainer_api
 from mb_config import SavedSettings
-from mb_metrics.run.folder import RunFolder
+from mb_metrics.trainer_api import RunFolder
 from mb_resilience import InProcessRestartConfig
 from mb_trainer.errors import RunFolderError
 
@@ -34,11 +34,11 @@ evaluation-only mode; they do not make two runs different.
 """
 
 PATH_FIELDS: tuple[str, ...] = (
-    *mb_config.rules.local_paths.PATH_FIELDS,
-    *mb_data.rules.PATH_FIELDS,
-    *mb_checkpoint.rules.PATH_FIELDS,
-    *mb_metrics.rules.PATH_FIELDS,
-    *mb_resilience.rules.PATH_FIELDS,
+    *mb_config.trainer_api.PATH_FIELDS,
+    *mb_data.trainer_api.PATH_FIELDS,
+    *mb_checkpoint.trainer_api.PATH_FIELDS,
+    *mb_metrics.trainer_api.PATH_FIELDS,
+    *mb_resilience.trainer_api.PATH_FIELDS,
 )
 """Fields that hold a path to files or folders, of every section."""
 

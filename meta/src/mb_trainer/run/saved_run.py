@@ -8,13 +8,10 @@ from typing import Any, Self
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_checkpoint import load_model_weights
-from mb_checkpoint.formats.converted_weights import convert_once
-from mb_checkpoint.inspect.integrity import require_newest_intact
-from mb_checkpoint.load.select import SelectedCheckpoint
-from mb_data import load_saved_tokenizer
-from mb_data.tokenizers.base import Tokenizer
-from mb_models.training.unsharded import unshard
-from mb_models.training.vocab import padded_vocab_size
+from mb_checkpoint.trainer_api import SelectedCheckpoint, convert_once, require_newest_intact
+from mb_data import Tokenizer, load_saved_tokenizer
+from mb_models import padded_vocab_size
+from mb_models.trainer_api import unshard
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.pretrained import IMPORT

@@ -17,19 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint import resume_status
-from mb_checkpoint.load.run_status import ResumeStatus
-from mb_checkpoint.save.commit import check_writable, unwritable_reason
+from mb_checkpoint import check_writable, resume_status
+from mb_checkpoint.trainer_api import ResumeStatus, unwritable_reason
 from mb_config import Provenance, SavedSettings
-from mb_config.overrides.saved_settings import changed_settings_message
-from mb_config.preflight.run import PreflightResult
+from mb_config.trainer_api import PreflightResult, changed_settings_message
 from mb_launch import World, read_local_world_size, read_world
-from mb_metrics.run.event_log import changed_code
-from mb_metrics.run.folder import RunFolder
-from mb_models.mimo.layout_rules import stored_optimizer_error
-from mb_models.training.weight_shapes import fixed_by_weights
+from mb_metrics.trainer_api import RunFolder, changed_code
+from mb_models.trainer_api import fixed_by_weights, stored_optimizer_error
 from mb_resilience import RestartAttempt
-from mb_resilience.fault_tolerance.monitor_client import require_monitor
+from mb_resilience.trainer_api import require_monitor
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.run.completion import complete

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.formats.layout import RUN_CONFIG
-from mb_checkpoint.load.directories import resumable_directories
+from mb_checkpoint.trainer_api import RUN_CONFIG, resumable_directories
 from mb_config import SavedSettings
-from mb_data.tokenizers.saved_tokenizer import find_saved_tokenizer
+from mb_data import find_saved_tokenizer
 from mb_trainer.config import ConfigContainer
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 
 from mb_checkpoint import LoadedCheckpoint, RunCheckpointer
-from mb_checkpoint.save.exported_weights import hugging_face_copies
-from mb_checkpoint.state.position_copies import position_callbacks
+from mb_checkpoint.trainer_api import hugging_face_copies, position_callbacks
 from mb_data import RunData
 from mb_launch import barrier, default_store, is_launched
-from mb_launch.ranks.failures import stop_was_requested
+from mb_launch.trainer_api import stop_was_requested
 from mb_loop import (
     EarlyStopping,
     NonLossData,
@@ -28,25 +27,27 @@ from mb_loop import (
     progress_recorders,
     train,
 )
-from mb_loop.device import wait_for_device
-from mb_loop.graphs.megatron import build_layer_graphs, captured_schedule
-from mb_loop.mcore import LossInspection, MegatronRerunMachine
-from mb_loop.step.inspected_step import inspected_forward_step
+from mb_loop.trainer_api import (
+    LossInspection,
+    MegatronRerunMachine,
+    build_layer_graphs,
+    captured_schedule,
+    inspected_forward_step,
+    wait_for_device,
+)
 from mb_metrics import MetricsOutput, RunProfilers, RunRecorders, RunSummary, record_run
-from mb_metrics.run.rank_console import Bar, RankConsole
-from mb_metrics.run.summary import location_lines
-from mb_models.families import ForwardStep
-from mb_models.training.setup import TrainingModel
-from mb_plan.errors import PlanError
-from mb_plan.shape.adapters import read_adapters
-from mb_plan.shape.flops import flops_per_token
-from mb_plan.shape.model_shape import read_shape
-from mb_plan.time.prediction import predicted_speed
+from mb_metrics.trainer_api import Bar, RankConsole, location_lines
+from mb_models import TrainingModel
+from mb_models.trainer_api import ForwardStep
+from mb_plan import PlanError, flops_per_token, predicted_speed, read_adapters, read_shape
 from mb_resilience import StopRequests, watch_stop_requests
-from mb_resilience.monitors import RunMonitors
-from mb_resilience.restarts.arguments import restart_fields
-from mb_resilience.stops.signals import announce_stop
-from mb_resilience.stragglers.detectors import StragglerDetectors, build_straggler_detectors
+from mb_resilience.trainer_api import (
+    RunMonitors,
+    StragglerDetectors,
+    announce_stop,
+    build_straggler_detectors,
+    restart_fields,
+)
 from mb_trainer.run.data import batch_form
 from mb_trainer.run.folder_locks import FolderLocks
 from mb_trainer.run.machine import first_gpu

@@ -15,12 +15,11 @@ from typing import Any, cast
 import mb_guard
 import mb_host
 import mb_overlap
-from mb_checkpoint.formats.converted_weights import convert_once
-from mb_checkpoint.load.initial_weights import require_weights
+from mb_checkpoint.trainer_api import convert_once, require_weights
 from mb_config import Provenance
 from mb_launch import bind_this_process, read_world, set_unset_variables
 from mb_loop import TrainOutcome
-from mb_metrics.run.rank_console import RankConsole
+from mb_metrics.trainer_api import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.complete_run import outcome_if_complete

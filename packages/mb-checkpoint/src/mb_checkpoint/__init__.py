@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.load.run_status import resume_status as resume_status
     from mb_checkpoint.load.select import select_checkpoint as select_checkpoint
     from mb_checkpoint.manager import DefaultCheckpointManager as DefaultCheckpointManager
+    from mb_checkpoint.rules import RULES as RULES
     from mb_checkpoint.run_checkpointer import RunCheckpointer as RunCheckpointer
     from mb_checkpoint.save.commit import check_writable as check_writable
     from mb_checkpoint.save.commit import write_atomically as write_atomically

@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from mb_models.mimo.parameters import mimo_parameter_count as mimo_parameter_count
     from mb_models.mimo.provider import MimoForwardStep as MimoForwardStep
     from mb_models.mimo.provider import MimoModelProvider as MimoModelProvider
+    from mb_models.peft.config import PEFT as PEFT
+    from mb_models.peft.config import CanonicalLoRA as CanonicalLoRA
+    from mb_models.peft.config import DoRA as DoRA
+    from mb_models.peft.config import LoRA as LoRA
     from mb_models.rules import RULES as RULES
     from mb_models.rules.fsdp import FsdpError as FsdpError
     from mb_models.t5.config import T5ModelConfig as T5ModelConfig

@@ -59,7 +59,8 @@ def _resolve(module: str, homes: Mapping[str, str], name: str) -> object:
     if name not in homes:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(homes[name]), name)
+        # as the statement does, which also finds a submodule
+        return getattr(__import__(homes[name], fromlist=[name]), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", package):

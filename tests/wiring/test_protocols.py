@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from mb_checkpoint import CheckpointManager, DefaultCheckpointManager, RunCheckpointer
     from mb_checkpoint.context import RerunStateMachineLike, StateLike, TrainStateLike
     from mb_checkpoint.load.run_load import LoadReporter
-    from mb_checkpoint.run_checkpointer import RunStateLike, SaveOutcome
-    from mb_checkpoint.state.position_copies import SaveEvent, SaveLike
+    from mb_checkpoint.run_checkpointer import RunStateLike
+    from mb_checkpoint.state.position_copies import SaveEvent
     from mb_config import DistributedDataParallelConfig, TrainingConfig
     from mb_config.overrides.registration import Recipe
     from mb_data import SampleSizes, ValidationBatches
@@ -209,9 +209,6 @@ if TYPE_CHECKING:
 
     def _(context: CallbackContext) -> SaveEvent:
         return context
-
-    def _(outcome: SaveOutcome) -> SaveLike:
-        return outcome
 
     def _(reruns: MegatronRerunMachine) -> RerunMachine:
         return reruns

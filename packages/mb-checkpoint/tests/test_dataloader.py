@@ -8,7 +8,6 @@ import tiny_work
 from rank_work import error_of
 
 from mb_checkpoint.errors import DataloaderStateError
-from mb_checkpoint.run_checkpointer import SaveOutcome
 from mb_checkpoint.state.dataloader import (
     align_chunk_positions,
     encode_position,
@@ -18,6 +17,7 @@ from mb_checkpoint.state.dataloader import (
     warn_without_position,
 )
 from mb_checkpoint.state.position_copies import PositionCopies, position_callbacks
+from mb_schema.save_result import SaveResult
 
 
 class Stream:
@@ -131,9 +131,7 @@ def test_a_loader_without_a_position_is_rejected_if_a_folder_for_positions_is_co
 
 def complete(step, path, *, non_persistent=False):
     """Return the context of the event of a complete checkpoint."""
-    return SimpleNamespace(
-        save=SaveOutcome(step=step, non_persistent=non_persistent, written=True, path=path)
-    )
+    return SimpleNamespace(save=SaveResult(step=step, non_persistent=non_persistent, written=True, path=path))
 
 
 def test_positions_of_persistent_checkpoints_are_copied(tmp_path):

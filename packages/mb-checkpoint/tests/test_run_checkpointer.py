@@ -10,7 +10,7 @@ from mb_checkpoint import LoadedCheckpoint, RunCheckpointer, SavedCheckpoint
 from mb_checkpoint.context import FailedSave, ScheduledSave
 from mb_checkpoint.errors import CheckpointSaveError, ManagerStateError
 from mb_checkpoint.load.select import SkippedCheckpoint
-from mb_checkpoint.run_checkpointer import SaveOutcome
+from mb_schema.save_result import SaveResult
 
 ROOT = Path("/checkpoints")
 
@@ -105,7 +105,7 @@ def short(outcomes):
 def test_a_save_is_recorded_and_logged():
     run = Run(Manager([saved(2)]))
     assert run.save(2) == [
-        SaveOutcome(
+        SaveResult(
             step=2,
             non_persistent=False,
             written=True,
@@ -221,7 +221,7 @@ def test_the_retry_at_the_end_of_the_run_may_succeed():
 
 def test_a_custom_manager_that_returns_no_record_has_saved():
     run = Run(Manager([None]))
-    assert run.save(3) == [SaveOutcome(step=3, non_persistent=False, written=True, seconds=1.0)]
+    assert run.save(3) == [SaveResult(step=3, non_persistent=False, written=True, seconds=1.0)]
     assert run.lines == []
 
 

@@ -25,6 +25,7 @@ from mb_checkpoint.save.retry import SaveRetry
 from mb_checkpoint.state.adapters import KeyFilter
 from mb_checkpoint.state.callback_states import callback_states
 from mb_checkpoint.state.evaluated_metric import EvaluatedMetric, EvaluationContext
+from mb_schema.save_result import SaveResult
 
 
 class RunCountersLike(TrainStateLike, Protocol):
@@ -70,28 +71,6 @@ class _ReservesMemory(Protocol):
     def reserve_memory(
         self, model: Sequence[Any], optimizer: Any | None, groups: Any | None = None
     ) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveOutcome:
-    """Outcome of a save that has ended, identical on all ranks except for `seconds`."""
-
-    step: int
-    """Step of the checkpoint."""
-    non_persistent: bool
-    """Whether the checkpoint is non-persistent: the next non-persistent one replaces it."""
-    written: bool
-    """Whether the checkpoint is complete; False: the save failed, and the run continues."""
-    path: Path | None = None
-    """Folder of the checkpoint; None: not known, or failed."""
-    seconds: float | None = None
-    """Time for which the save blocked the training loop on this rank."""
-    write_seconds: float | None = None
-    """Time from the start of the save to the commit; None: not known, or failed."""
-    total_bytes: int | None = None
-    """Size of the files of all ranks; None: not known, or failed."""
-    message: str | None = None
-    """Log line of the checkpoint, or the reason of the failure; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +190,7 @@ class RunCheckpointer:
         if self._metric is not None and context.total_loss_dict is not None:
             self._metric.record(self._state.train_state.step, context.total_loss_dict)
 
-    def save(self, step: int, *, non_persistent: bool) -> list[SaveOutcome]:
+    def save(self, step: int, *, non_persistent: bool) -> list[SaveResult]:
         """Write a checkpoint, or start a background save; return the saves that have ended, oldest first.
 
         Waits for a previous save that is still in flight, which is then the first of the result. The retry at the end
@@ -236,11 +215,11 @@ class RunCheckpointer:
             ended += self._finalize(blocking=True)
         return ended
 
-    def wait(self) -> list[SaveOutcome]:
+    def wait(self) -> list[SaveResult]:
         """Wait for the background save in flight, and return it. The background process continues. Collective."""
         return self._finalize(blocking=True)
 
-    def poll(self, *, blocking: bool) -> list[SaveOutcome]:
+    def poll(self, *, blocking: bool) -> list[SaveResult]:
         """Return the background saves that have ended (`blocking`: wait for them, and end the background process).
 
         The second poll, when the optimizer has its state, lets the manager allocate the memory of background saves.
@@ -264,7 +243,7 @@ class RunCheckpointer:
         """Return whether a failed save is to be repeated now. Call it once after each poll, with its `blocking`."""
         return self._retry.steps_left is not None and self._retry.is_due(at_end=blocking)
 
-    def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveOutcome]:
+    def _finalize(self, *, blocking: bool, terminate: bool = False) -> list[SaveResult]:
         """Poll the background save in flight, which is the one started last."""
         outcome = self._manager.finalize_async_saves(self._state, blocking=blocking, terminate=terminate)
         if outcome is None:
@@ -272,7 +251,7 @@ class RunCheckpointer:
         self.may_wait = False
         return [self._on_ended(outcome)]
 
-    def _on_ended(self, outcome: object) -> SaveOutcome:
+    def _on_ended(self, outcome: object) -> SaveResult:
         """Log an outcome of the manager, and return its record. Any but a `FailedSave` counts as a complete save.
 
         A custom manager may return records of other classes, or None.
@@ -288,7 +267,7 @@ class RunCheckpointer:
             if message is not None:
                 self._log(f"  {message}")
         saved = outcome if isinstance(outcome, SavedCheckpoint) else None
-        return SaveOutcome(
+        return SaveResult(
             step=last.step,
             non_persistent=last.non_persistent,
             written=not isinstance(outcome, FailedSave),

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from mb_loop.graphs.capture_schedule import CudaGraphs as CudaGraphs
     from mb_loop.loop_state import LoopState as LoopState
     from mb_loop.maintenance.checkpoint_saver import Checkpointer as Checkpointer
-    from mb_loop.maintenance.checkpoint_saver import SaveResult as SaveResult
     from mb_loop.parts import TrainParts as TrainParts
     from mb_loop.progress.loss_printer import LossPrinter as LossPrinter
     from mb_loop.progress.progress_log import ProgressLogError as ProgressLogError
@@ -88,5 +87,6 @@ if TYPE_CHECKING:
     from mb_loop.step.schedule import forward_backward_no_pipelining as forward_backward_no_pipelining
     from mb_loop.step.step import TrainStep as TrainStep
     from mb_loop.training import train as train
+    from mb_schema.save_result import SaveResult as SaveResult
 
 _HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

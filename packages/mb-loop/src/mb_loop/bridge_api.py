@@ -26,7 +26,6 @@ from mb_loop.exits.stop_signal import stop_message
 from mb_loop.maintenance.checkpoint_saver import (
     Checkpointer,
     CheckpointSaver,
-    SaveResultLike,
     checkpointer_of,
     no_checkpointer,
     require_checkpointer,
@@ -42,6 +41,7 @@ from mb_loop.step.injection import ForwardStep
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Optimizer, Scheduler
 from mb_loop.step.step import TrainStep
+from mb_schema.save_result import SaveResult
 
 
 def train(  # noqa: PLR0913 (Megatron-Bridge's arguments)
@@ -489,7 +489,7 @@ class _ProgressLogging:
         self._checkpointer = checkpointer
         self._state = state
 
-    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResultLike]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
         """Write a checkpoint, then the line."""
         results = self._checkpointer.save(step, non_persistent=non_persistent)
         # a save that continues in the background has no result yet; those of earlier saves may be among the results
@@ -507,11 +507,11 @@ class _ProgressLogging:
         """Whether the next poll may hold the loop."""
         return self._checkpointer.may_wait
 
-    def wait(self) -> Sequence[SaveResultLike]:
+    def wait(self) -> Sequence[SaveResult]:
         """Wait for the background save in flight."""
         return self._checkpointer.wait()
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveResultLike]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
         """Finish background writes."""
         return self._checkpointer.poll(blocking=blocking)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mb_loop.exits.outcome import TrainOutcome
-    from mb_loop.maintenance.checkpoint_saver import SaveResultLike
     from mb_loop.step.result import StepResult
+    from mb_schema.save_result import SaveResult
 
 EventName = Literal[
     "on_data_init_start",
@@ -96,7 +96,7 @@ class CallbackContext:
     saved_step: int | None = None
     """Step of the checkpoint (on_checkpoint_save). A previous step if the checkpoint was written in the background."""
 
-    save: SaveResultLike | None = None
+    save: SaveResult | None = None
     """Result of the save (on_checkpoint_save, on_checkpoint_failed), or the save that continues in the background
     (on_checkpoint_scheduled)."""
 
@@ -298,7 +298,7 @@ class EventDispatcher:
         result: StepResult | None = None,
         outcome: TrainOutcome | None = None,
         total_loss_dict: Mapping[str, float] | None = None,
-        save: SaveResultLike | None = None,
+        save: SaveResult | None = None,
         checkpoint_work: CheckpointWork | None = None,
         microbatch: Any = None,
         chunk: int | None = None,

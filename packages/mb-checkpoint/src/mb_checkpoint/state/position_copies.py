@@ -8,32 +8,14 @@ from typing import Protocol
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.layout import iteration_directory
 from mb_checkpoint.state.dataloader import POSITION_FILES
-
-
-class SaveLike(Protocol):
-    """Complete checkpoint; `SaveOutcome` matches."""
-
-    @property
-    def step(self) -> int:
-        """Its step."""
-        ...
-
-    @property
-    def non_persistent(self) -> bool:
-        """Whether it is non-persistent."""
-        ...
-
-    @property
-    def path(self) -> Path | None:
-        """Its folder; None: not known."""
-        ...
+from mb_schema.save_result import SaveResult
 
 
 class SaveEvent(Protocol):
     """Context of the event; `mb_loop.CallbackContext` matches."""
 
     @property
-    def save(self) -> SaveLike | None:
+    def save(self) -> SaveResult | None:
         """The checkpoint."""
         ...
 

@@ -2,64 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from mb_loop.callbacks import CheckpointWork, EventDispatcher
 from mb_loop.errors import TrainSettingsError
 from mb_loop.settings import CheckpointSettings
 from mb_loop.step.hooks import ForwardPreHooks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveResult:
-    """Result of a save."""
-
-    step: int
-    """Step of the checkpoint."""
-    non_persistent: bool
-    """Whether the checkpoint is non-persistent: the next non-persistent one replaces it."""
-    written: bool
-    """Whether the checkpoint is complete; False: the save failed, and the run continues."""
-    path: Path | None = None
-    """Directory of the checkpoint; None: not known."""
-    seconds: float | None = None
-    """Time that the save held the loop; None: not known."""
-    write_seconds: float | None = None
-    """Time from the start of the save until the checkpoint was complete; None: not known."""
-    total_bytes: int | None = None
-    """Size of the checkpoint over all ranks; None: not known."""
-    message: str | None = None
-    """Description of the result, such as the reason of a failure."""
-
-
-class SaveResultLike(Protocol):
-    """Result of a save with the fields of `SaveResult`, which describes them."""
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-
-    @property
-    def non_persistent(self) -> bool: ...  # noqa: D102
-
-    @property
-    def written(self) -> bool: ...  # noqa: D102
-
-    @property
-    def path(self) -> Path | None: ...  # noqa: D102
-
-    @property
-    def seconds(self) -> float | None: ...  # noqa: D102
-
-    @property
-    def write_seconds(self) -> float | None: ...  # noqa: D102
-
-    @property
-    def total_bytes(self) -> int | None: ...  # noqa: D102
-
-    @property
-    def message(self) -> str | None: ...  # noqa: D102
+from mb_schema.save_result import SaveResult
 
 
 class Checkpointer(Protocol):
@@ -75,13 +24,13 @@ class Checkpointer(Protocol):
         """Whether the next poll may hold the loop, because a background save is in flight."""
         return False
 
-    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResultLike]:
+    def save(self, step: int, *, non_persistent: bool) -> Sequence[SaveResult]:
         """Write a checkpoint of this step, or start a background save."""
 
-    def poll(self, *, blocking: bool) -> Sequence[SaveResultLike]:
+    def poll(self, *, blocking: bool) -> Sequence[SaveResult]:
         """Finalize background saves that are ready (`blocking`: wait for all of them)."""
 
-    def wait(self) -> Sequence[SaveResultLike]:
+    def wait(self) -> Sequence[SaveResult]:
         """Wait for the background save in flight, and return it.
 
         Called before each save if `may_wait`, so that its event precedes the next save, which may raise.
@@ -246,7 +195,7 @@ class CheckpointSaver:
         finally:
             self._events("on_checkpoint_end", checkpoint_work=work)
 
-    def _on_saved(self, ended: Sequence[SaveResultLike]) -> None:
+    def _on_saved(self, ended: Sequence[SaveResult]) -> None:
         for save in ended:
             if save.written and not save.non_persistent:
                 self._written = save.step

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from mb_metrics.run.event_log import EventLog, LastStep
 from mb_metrics.run.training_context import TrainCounters
+from mb_schema.save_result import SaveResult
 
 
 class EndOfTraining(Protocol):
@@ -15,30 +16,6 @@ class EndOfTraining(Protocol):
     @property
     def reason(self) -> str:
         """Reason for the end of training, such as "finished" or "signal"."""
-
-
-class RecordedSave(Protocol):
-    """Result of a save."""
-
-    @property
-    def step(self) -> int:
-        """Step of the checkpoint."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Time that the save held the training loop."""
-
-    @property
-    def write_seconds(self) -> float | None:
-        """Time from the start of the save until the checkpoint was complete."""
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Size of the checkpoint over all ranks."""
-
-    @property
-    def message(self) -> str | None:
-        """Description of the result, such as the reason of a failure."""
 
 
 class EventContext(Protocol):
@@ -57,7 +34,7 @@ class EventContext(Protocol):
         """Result of training (on_train_end); None if it ends with an exception."""
 
     @property
-    def save(self) -> RecordedSave | None:
+    def save(self) -> SaveResult | None:
         """Result of a save (on_checkpoint_save, on_checkpoint_failed)."""
 
 

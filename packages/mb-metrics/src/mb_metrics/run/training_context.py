@@ -1,10 +1,10 @@
 """Protocols of the callback context, counters and process groups that training metrics read."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from mb_metrics.recorder.recorded_steps import Value
+from mb_schema.save_result import SaveResult
 
 
 class TrainCounters(Protocol):
@@ -67,18 +67,6 @@ class TrainingStep(Protocol):
         """Tokens trained on, over all ranks, padding included; None: not known."""
 
 
-class CompletedSave(Protocol):
-    """Result of a save."""
-
-    @property
-    def non_persistent(self) -> bool:
-        """Whether the next non-persistent checkpoint replaces this one."""
-
-    @property
-    def path(self) -> Path | None:
-        """Directory of the checkpoint; None: not known."""
-
-
 class MetricsContext(Protocol):
     """Fields of a callback's context that `TrainingMetrics` reads."""
 
@@ -99,7 +87,7 @@ class MetricsContext(Protocol):
         """Losses of a complete evaluation (on_eval_end); None on ranks without them."""
 
     @property
-    def save(self) -> CompletedSave | None:
+    def save(self) -> SaveResult | None:
         """Result of a save (on_checkpoint_save)."""
 
     @property

@@ -48,7 +48,7 @@ def run_both(words, out):
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2) as pool:
+    with mb_host.RankPool(2, imports=["mb_trainer.run.build"]) as pool:
         yield pool
 
 

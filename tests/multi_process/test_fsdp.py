@@ -27,7 +27,7 @@ STEPS = [
 @pytest.fixture(scope="module")
 def ranks():
     """Pool of two ranks, which import once for all runs."""
-    with mb_host.RankPool(2, timeout_seconds=300) as pool:
+    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.run.build"]) as pool:
         yield pool
 
 

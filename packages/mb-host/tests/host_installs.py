@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mb_host
 from mb_host.cpu.reproducibility import VECTOR_MATH, call, make_index_add_deterministic, read_arithmetic
 from mb_host.megatron.patches import PATCH_MARK
-from mb_host.ranks.messages import RankSpec
-from mb_host.ranks.server_main import fork_obstacle
 
 
 def plain() -> list:
@@ -59,8 +57,9 @@ def unknown_patch() -> list:
 
 def with_gpu_forked() -> list:
     pretend_gpu()
-    here = {"environment": {}, "path": tuple(sys.path), "folder": "."}
-    return [fork_obstacle(RankSpec(rank=0, world_size=1, imports=(), **here))]
+    from mb_host.ranks.rank import fork_obstacle
+
+    return [fork_obstacle()]
 
 
 def with_gpu_packages() -> list:

@@ -1,5 +1,6 @@
 """Functions for the launcher's tests: correct and faulty ranks."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -75,6 +76,17 @@ def start_a_child() -> int:
 
 def unpicklable() -> object:
     return lambda: None
+
+
+def obstacle_in_a_fork_of_threads() -> str | None:
+    from mb_host.ranks.rank import fork_obstacle
+
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # it has threads
+        return pool.apply(fork_obstacle)
+
+
+def write(text: str) -> None:
+    print(text, flush=True)
 
 
 def process_id() -> int:

@@ -8,10 +8,12 @@ pytest.importorskip("megatron.training")
 
 from host_megatron_lm import losses
 
+HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
+
 
 def test_megatron_lm_trains_on_one_rank_and_on_two():
-    (alone,) = run_ranks(losses, 1)
+    (alone,) = run_ranks(losses, 1, env=HOST_ONLY)
     assert alone[1] < alone[0]
-    together = run_ranks(losses, 2, "--tensor-model-parallel-size", "2")
+    together = run_ranks(losses, 2, "--tensor-model-parallel-size", "2", env=HOST_ONLY)
     assert together[0] == together[1]
     assert together[0][1] < together[0][0]

@@ -11,7 +11,8 @@ import host_launches
 import pytest
 
 from mb_host import RankFailedError, RankPool, RankTimeoutError, function_in, run_ranks
-from mb_host.ranks.outcomes import RankOutcome, rank_failed_error
+from mb_host.ranks.errors import rank_failed_error
+from mb_host.ranks.messages import RankOutcome
 
 HOST_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
@@ -163,38 +164,69 @@ def test_nothing_outlives_a_killed_launcher(tmp_path):
     assert all(ends(process) for process in processes)
 
 
-@linux
-def test_pools_share_their_imports(tmp_path, monkeypatch):
-    (tmp_path / "rarely_imported.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for world_size in (1, 2):
-        with RankPool(world_size, env=HOST_ONLY, imports=["rarely_imported"]) as pool:
-            assert pool.run(host_launches.loaded, "rarely_imported") == [[True]] * world_size
-            [[folder], *_] = pool.run(host_launches.environment, "PYTEST_CURRENT_TEST")
-            assert "test_pools_share_their_imports" in folder
-            assert len({*pool.run(host_launches.parent_id)}) == 1
+COUNTED = """
+import os
+print(os.environ["POOL"], flush=True)
+if os.environ["POOL"] == "3":
+    raise ValueError("not now")
+"""
+POOLS = """
+import mb_host, os, sys
+sys.path.insert(0, {folder!r})
+from host_launches import environment, kill_parent, loaded, parent_id, process_id
+servers = set()
+for pool_number in (1, 2):
+    os.environ["POOL"] = str(pool_number)
+    with mb_host.RankPool(2, imports=["counted"]) as pool:
+        assert pool.run(loaded, "counted") == [[True], [True]]
+        assert pool.run(environment, "POOL") == [(str(pool_number),)] * 2
+        servers |= {{*pool.run(parent_id)}}
+[server] = servers
+os.environ["POOL"] = "3"
+with mb_host.RankPool(1, imports=["counted"]) as pool:
+    print(*pool.run(process_id), flush=True)
+    try:
+        pool.run(kill_parent)
+    except mb_host.RankFailedError as error:
+        print(error.outcomes[0].summary, flush=True)
+    pool.run(process_id)
+"""
 
 
 @linux
-def test_ranks_die_with_the_rank_server_and_are_forked_again():
-    with RankPool(2, env={**HOST_ONLY, "NOT_SHARED": "1"}) as pool:
-        with pytest.raises(RankFailedError, match="died of SIGKILL"):
-            pool.run(host_launches.kill_parent)
-        assert [summary.rank for summary in pool.run(host_launches.summarize)] == [0, 1]
-        assert os.getpid() not in pool.run(host_launches.parent_id)
+def test_pools_share_a_fork_server_and_report_an_import_that_ends_it(tmp_path):
+    script = tmp_path / "script.py"
+    (tmp_path / "counted.py").write_text(COUNTED)
+    script.write_text(POOLS.format(folder=str(Path(__file__).parent)))
+    env = {**os.environ, **HOST_ONLY}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    first, rank, death, *others = done.stdout.splitlines()
+    assert [first, death, {*others}] == ["1", "ended its process with exit code 255", {"3"}]
+    assert ends(int(rank))
+    assert "rank 0 of 1 raised ValueError: not now, running the start of a rank." in done.stderr
 
 
 @linux
-def test_if_forking_is_not_safe_a_rank_is_a_new_interpreter(tmp_path, monkeypatch):
-    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    (tmp_path / "starts_a_thread.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with RankPool(1, env={**HOST_ONLY, "NOT_SHARED": "1"}, imports=["starts_a_thread"]) as pool:
-        assert pool.run(host_launches.parent_id) == [os.getpid()]
-        assert pool.run(host_launches.loaded, "starts_a_thread") == [[True]]
-        with pytest.raises(RankFailedError, match="rank 0 of 1 died of SIGSEGV"):
-            pool.run(host_launches.crash, 0)
+def test_a_process_with_threads_forks_no_rank(one_rank):
+    [reason] = one_rank.run(host_launches.obstacle_in_a_fork_of_threads)
+    assert reason.endswith(" threads are running after the imports")
+
+
+@linux
+def test_output_goes_where_the_output_of_the_launcher_goes(two_ranks, capfd):
+    two_ranks.run(host_launches.process_id)
+    with RankPool(1, env=HOST_ONLY) as pool:
+        pool.run(host_launches.write, "to the file of capfd")
+    assert "to the file of capfd" in capfd.readouterr().out
+
+
+@linux
+def test_ranks_with_another_environment_than_the_imports_are_new_interpreters(one_rank):
+    name, value = "READ_BY_AN_IMPORT", "1"
+    with RankPool(1, env={**HOST_ONLY, name: value}) as pool:
+        assert pool.run(host_launches.environment, name) == [(value,)]
+        assert pool.run(host_launches.parent_id) == [os.getpid()] != one_rank.run(host_launches.parent_id)
+    assert name not in os.environ
 
 
 def test_an_import_that_fails_is_reported(tmp_path):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
     from mb_host.installation import install as install
     from mb_host.log_filters import quiet as quiet
+    from mb_host.ranks.errors import RankFailedError as RankFailedError
+    from mb_host.ranks.errors import RankTimeoutError as RankTimeoutError
     from mb_host.ranks.function_reference import function_in as function_in
-    from mb_host.ranks.outcomes import RankFailedError as RankFailedError
-    from mb_host.ranks.outcomes import RankTimeoutError as RankTimeoutError
-    from mb_host.ranks.run import RankPool as RankPool
-    from mb_host.ranks.run import run_ranks as run_ranks
+    from mb_host.ranks.pool import RankPool as RankPool
+    from mb_host.ranks.pool import run_ranks as run_ranks
 
 _HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -1,10 +1,13 @@
-"""Messages between launcher, rank server and ranks."""
+"""Messages between the launcher and ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from mb_host.ranks.function_reference import FunctionReference
+
+ADDRESS = "127.0.0.1"
+"""Address of the rendezvous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,42 +20,30 @@ class RankSpec:
     """Modules to import before the first run."""
     environment: Mapping[str, str]
     """All variables of the process."""
-    path: tuple[str, ...]
-    """`sys.path` of the launcher."""
     folder: str
     """Working directory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFileDescriptors:
-    """File descriptors that the launcher passes to a rank.
-
-    `connection` carries messages, `dump` receives stacks, and `lifeline` is closed when the launcher dies.
-    """
-
-    connection: int
-    lifeline: int
-    dump: int
+    start_method: Literal["forkserver", "spawn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
-    """One run: a function, its pickled arguments, and the rendezvous address."""
+    """One run: a function, its pickled arguments, and the port of the rendezvous."""
 
     function: FunctionReference
     arguments: bytes
-    address: str
     port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReply:
-    """Reply of a rank: ready, returned (`payload`: the pickled result), or raised.
+class RankOutcome:
+    """Outcome of one rank."""
 
-    For "raised", `summary` is the exception on one line and `detail` its traceback.
-    """
-
-    kind: Literal["ready", "returned", "raised"]
-    payload: bytes = b""
-    summary: str = ""
+    rank: int
+    state: Literal["returned", "raised", "died", "running"]
+    """The function returned or raised, or the process died, or the function was still running and was aborted."""
+    summary: str
+    """One line that completes "rank 1 ..."."""
     detail: str = ""
+    """Traceback of a function that raised, or stacks of all threads of one that was running; otherwise empty."""
+    result: bytes = b""
+    """Pickled return value of a function that returned; otherwise empty."""

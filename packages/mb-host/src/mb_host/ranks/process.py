@@ -1,117 +1,121 @@
-"""Handle of a rank's process in the launcher: start, communication, end. The rank runs `mb_host.ranks.main.main`."""
+"""Ranks' processes in the launcher: start, communication, outcomes, end. A rank runs `mb_host.ranks.rank.main`."""
 
 import os
 import signal
-import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Protocol
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import DupFd
+from types import ModuleType
 
-from mb_host.ranks.messages import RankFileDescriptors, RankReply, RankSpec, RankTask
+from mb_host.ranks.errors import rank_failed_error, rank_timeout_error
+from mb_host.ranks.messages import RankOutcome, RankSpec, RankTask
 
 _DEATH_SECONDS = 5.0
 """Time to wait for the end of a process whose connection is closed, or that received a fatal signal."""
+# After the first failure, other ranks may fail within this time: their errors are often more informative.
+_GRACE_SECONDS = 2.0
+_OUTPUT, _ERRORS = 1, 2
 
 
-class ProcessHandle(Protocol):
-    """Process that leads a process group, spawned by the launcher or forked by the rank server.
+class InheritedDescriptor:
+    """File descriptor that a child process receives as an int when this object is passed to it."""
 
-    The methods are those of `subprocess.Popen`. When the process ends, the implementation kills the rest of its group.
-    """
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
-    @property
-    def pid(self) -> int: ...  # noqa: D102
+    def __reduce__(self) -> tuple[object, ...]:
+        return _received, (DupFd(self._descriptor),)
 
-    def poll(self) -> int | None: ...  # noqa: D102
 
-    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
-
-    def send_signal(self, number: int, /) -> None: ...  # noqa: D102
-
-    def kill(self) -> None:
-        """Kill the process and its group, unless the process has ended."""
+def _received(duplicate: "DupFd") -> int:  # type: ignore[valid-type]
+    return duplicate.detach()  # type: ignore[attr-defined,no-any-return]
 
 
 class RankProcess:
-    """Rank in another process, which leads a process group of the operating system.
+    """Rank in another process, which leads a session of the operating system.
 
     The constructor starts the process. It does not import the launcher's main module, so the launcher may be a
     prompt or an unguarded script.
 
-    Three descriptors connect the two: `connection` carries tasks and replies; faulthandler writes the stacks of the
-    rank's threads to a file on a fatal signal; and the launcher holds the write end of a pipe, the lifeline, whose read
-    end the rank monitors, so that it ends if the launcher dies.
-
-    Args:
-        spec: Start parameters.
-        start: Starts the process, which inherits the descriptors.
+    `connection` carries tasks and outcomes. faulthandler writes the stacks of the rank's threads to a file on a fatal
+    signal. The rank ends if the launcher dies.
     """
 
-    def __init__(
-        self, spec: RankSpec, *, start: Callable[[RankSpec, RankFileDescriptors], ProcessHandle]
-    ) -> None:
+    def __init__(self, spec: RankSpec) -> None:
         self.rank = spec.rank
-        self.connection: Connection[RankTask | None, RankReply]
-        self.connection, child_end = Pipe()
-        lifeline_end, self._lifeline = os.pipe()
+        self.connection: Connection[RankTask | None, RankOutcome]
+        self.connection, theirs = Pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        descriptors = RankFileDescriptors(
-            connection=child_end.fileno(), lifeline=lifeline_end, dump=self._dump.fileno()
-        )
+        descriptors = [InheritedDescriptor(end) for end in (_OUTPUT, _ERRORS, self._dump.fileno())]
+        context = get_context("forkserver") if spec.start_method == "forkserver" else get_context("spawn")
+        self._process = context.Process(target=_run_rank, args=(spec, theirs, *descriptors))
         try:
-            self._process = start(spec, descriptors)
+            # the fork server of Python 3.12 preloads modules without the launcher's path
+            path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+            with _without_main_module(), _environment({**spec.environment, **path}):
+                self._process.start()
         except BaseException:
             self.connection.close()
-            os.close(self._lifeline)
             self._dump.close()
             raise
         finally:
-            child_end.close()
-            os.close(lifeline_end)
-
-    @property
-    def pid(self) -> int:
-        """Process ID."""
-        return self._process.pid
+            theirs.close()
+        self._pid = self._process.pid or 0
+        self.sentinel = self._process.sentinel
 
     @property
     def exit_code(self) -> int | None:
         """Exit status, negative for a signal; None while the process is running."""
-        return self._process.poll()
+        return self._process.exitcode
 
     def send(self, task: RankTask) -> None:
-        """Send one task. If the rank is dead, nothing is raised here: `reply` and `exit_code` detect it."""
+        """Send one task. If the rank is dead, nothing is raised here: `outcome` and `exit_code` detect it."""
         with suppress(BrokenPipeError):
             self.connection.send(task)
 
-    def reply(self) -> RankReply | None:
-        """Return the next reply, or None if none has arrived. Does not wait for a reply.
+    def outcome(self) -> RankOutcome | None:
+        """Return the outcome of the task or of the process, or None if there is none yet.
 
-        If the rank has closed its connection, waits some seconds for its end, so that `exit_code` is set.
+        If the rank has closed its connection, waits some seconds for its end, so that its exit status is known.
         """
+        has_exited = (
+            self.exit_code is not None
+        )  # before the connection is read: a last reply may arrive in between
         try:
-            return self.connection.recv() if self.connection.poll() else None
-        except (EOFError, ConnectionResetError):
-            # A dying rank closes its end before it can be reaped.
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_DEATH_SECONDS)
+            if self.connection.poll():
+                return self.connection.recv()
+        except (EOFError, ConnectionResetError):  # a dying rank closes its end before it can be reaped
+            self._process.join(_DEATH_SECONDS)
+            has_exited = self.exit_code is not None
+        if not has_exited:
             return None
+        summary = _death(self.exit_code or 0)
+        return RankOutcome(rank=self.rank, state="died", summary=summary, detail=self._stacks())
 
     def abort(self) -> None:
-        """Send SIGABRT to the rank, which writes its stacks and dies; `stacks` then returns them."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGABRT)
+        """Send SIGABRT to the rank, which writes its stacks and dies; `aborted` then returns them."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGABRT)
 
-    def stacks(self) -> str:
+    def aborted(self) -> RankOutcome:
+        """Return the outcome of a rank that was aborted. Waits some seconds for the end of the process."""
+        self._process.join(_DEATH_SECONDS)
+        summary = "was still running, and was aborted here:"
+        stacks = self._stacks() or "(no stacks available)"
+        return RankOutcome(rank=self.rank, state="running", summary=summary, detail=stacks)
+
+    def _stacks(self) -> str:
         """Return the stacks that the rank wrote on a fatal signal, most recent call first; "" if there are none.
 
-        Waits some seconds for the end of the process. Omits the thread that monitors the lifeline.
+        Omits the thread that waits for the end of the launcher.
         """
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DEATH_SECONDS)
         text = os.pread(self._dump.fileno(), 1 << 20, 0).decode(errors="replace")
         blocks = text.partition("\nExtension modules:")[0].strip().split("\n\n")
         return "\n\n".join(block for block in blocks if "in _die_with_launcher" not in block)
@@ -123,11 +127,80 @@ class RankProcess:
         self.connection.close()
 
     def end(self, *, grace_seconds: float) -> None:
-        """Wait up to `grace_seconds` for the rank to exit, kill it and its group, and close all descriptors."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_seconds)
+        """Wait up to `grace_seconds` for the rank to exit, kill it and its child processes, and close everything."""
+        self._process.join(grace_seconds)
         self._process.kill()
-        self._process.wait()
+        # The group keeps its ID until its last process has ended. Also kills a rank that outlives the fork server.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        self._process.join()
+        self._process.close()
         self.connection.close()
-        os.close(self._lifeline)
         self._dump.close()
+
+
+def gather_outcomes(ranks: Sequence[RankProcess], *, what: str, timeout_seconds: float) -> list[RankOutcome]:
+    """Return the outcomes of all ranks, by rank.
+
+    `what` describes the run in messages. Ranks that do not reply in time are aborted.
+
+    Raises:
+        RankFailedError: A rank raised or died.
+        RankTimeoutError: No rank failed, and a rank did not reply within `timeout_seconds`.
+    """
+    outcomes: list[RankOutcome] = []
+    pending = list(ranks)
+    deadline = time.monotonic() + timeout_seconds
+    failed = False
+    while pending and (left := deadline - time.monotonic()) > 0:
+        wait([end for rank in pending for end in (rank.connection, rank.sentinel)], timeout=left)
+        arrived = [outcome for rank in pending if (outcome := rank.outcome())]
+        outcomes += arrived
+        replied = {outcome.rank for outcome in arrived}
+        pending = [rank for rank in pending if rank.rank not in replied]
+        if not failed and any(outcome.state != "returned" for outcome in arrived):
+            failed = True
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+    for rank in pending:
+        rank.abort()
+    outcomes += [rank.aborted() for rank in pending]
+    if failed:
+        raise rank_failed_error(outcomes, what=what)
+    if pending:
+        raise rank_timeout_error(outcomes, what=what, timeout_seconds=timeout_seconds)
+    return sorted(outcomes, key=lambda outcome: outcome.rank)
+
+
+def _run_rank(spec: RankSpec, connection: object, output: int, errors: int, dump: int) -> None:
+    rank = import_module("mb_host.ranks.rank")  # it imports torch, which the launcher does not need
+    rank.main(spec, connection, output=output, errors=errors, dump=dump)
+
+
+def _death(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"died of {signal.Signals(-exit_code).name}"
+    return f"ended its process with exit code {exit_code}"
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Hide the main module from multiprocessing, which would execute it in each rank."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Replace the variables of this process, which a new interpreter inherits: imports of torch read them."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

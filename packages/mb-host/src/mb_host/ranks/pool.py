@@ -6,21 +6,25 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
+from mb_host.ranks.errors import RankFailedError
 from mb_host.ranks.function_reference import FunctionReference, reference_to
-from mb_host.ranks.messages import RankSpec, RankTask
-from mb_host.ranks.outcomes import RankFailedError
-from mb_host.ranks.process import RankProcess
-from mb_host.ranks.results import gather_outcomes
-from mb_host.ranks.start_methods import StartMethod, rank_starter
+from mb_host.ranks.messages import ADDRESS, RankOutcome, RankSpec, RankTask
+from mb_host.ranks.process import RankProcess, gather_outcomes
 
 Result = TypeVar("Result")
-_ADDRESS = "127.0.0.1"
+StartMethod = Literal["fork", "spawn"]
 _START_SECONDS = 120.0
 _LEAVE_SECONDS = 5.0
+
+# Variables that the pool which started the fork server of this process added to the environment. multiprocessing has
+# one server per process, which imports once, and imports read variables.
+_server_env: dict[str, str] | None = None
 
 
 def run_ranks(
@@ -51,11 +55,11 @@ class RankPool:
         timeout_seconds: Timeout of a run on the slowest rank, without the start of the processes.
         env: Environment variables to add to those of this process; OMP_NUM_THREADS is 1 unless it is set here.
         imports: Modules that are imported before the first run.
-        start_method: "fork" (Linux): ranks are forked from a single-threaded rank server, which imports torch and
-            `imports` once. All pools of this process with the same `env` share it, and it remains until this process
-            ends. Ranks share the memory of the imports and the seed of Python's hashes. Other environment variables
-            during the imports are those of the first pool. "spawn": each rank is a new interpreter. Spawn is also used
-            if forking is not safe (not Linux, with a GPU, or if an import starts a thread).
+        start_method: "fork" (Linux): ranks are forked from multiprocessing's fork server, which imports torch and the
+            `imports` of the first pool once, and remains until this process ends. Ranks share the memory of these
+            imports and the seed of Python's hashes. "spawn": each rank is a new interpreter. Spawn is also used if
+            forking is not safe (not Linux, with a GPU, or if an import starts a thread), and if `env` differs from
+            that of the first pool, because imports may read it.
     """
 
     def __init__(
@@ -113,10 +117,9 @@ class RankPool:
             self._start()
             self._await_ready()
             with _reserved_port() as port:
-                task = RankTask(function=reference, arguments=arguments, address=_ADDRESS, port=port)
                 for process in self._processes:
-                    process.send(task)
-                outcomes = gather_outcomes(self._processes, what=str(reference), timeout_seconds=timeout)
+                    process.send(RankTask(function=reference, arguments=arguments, port=port))
+                outcomes = self._gather(str(reference), timeout)
         except RankFailedError as error:
             if not error.all_replied:
                 self._stop(grace_seconds=0.0)
@@ -124,42 +127,73 @@ class RankPool:
         except BaseException:
             self._stop(grace_seconds=0.0)
             raise
-        return [
-            pickle.loads(outcome.result) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)
-        ]
+        return _results(outcomes)
 
     def _start(self) -> None:
-        if not self._processes:
-            self._ready = False
-            start = rank_starter(self._start_method, added_env=self._added_env, env=self._env)
-            try:
-                for rank in range(self.world_size):
-                    self._processes.append(RankProcess(self._spec(rank), start=start))
-            except BaseException:
-                self._stop(grace_seconds=0.0)
-                raise
+        if self._processes:
+            return
+        self._ready = False
+        method = self._available_method()
+        try:
+            self._start_ranks(method)
+        except (EOFError, ConnectionError):  # the fork server has ended, as after an import that raises
+            self._start_ranks("spawn")
 
-    def _spec(self, rank: int) -> RankSpec:
+    def _start_ranks(self, method: Literal["forkserver", "spawn"]) -> None:
+        # At exit before multiprocessing waits for its processes, and not in a fork of this process.
+        self._at_exit = Finalize(None, self._stop, kwargs={"grace_seconds": 0.0}, exitpriority=0)
+        try:
+            for rank in range(self.world_size):
+                self._processes.append(RankProcess(self._spec(rank, method)))
+        except BaseException:
+            self._stop(grace_seconds=0.0)
+            raise
+
+    def _available_method(self) -> Literal["forkserver", "spawn"]:
+        global _server_env
+        if self._start_method == "spawn" or sys.platform != "linux":
+            return "spawn"
+        if _server_env is None:
+            get_context("forkserver").set_forkserver_preload(["mb_host.ranks.rank", *self._imports])
+            _server_env = self._added_env
+        return "forkserver" if self._added_env == _server_env else "spawn"
+
+    def _spec(self, rank: int, method: Literal["forkserver", "spawn"]) -> RankSpec:
         return RankSpec(
             rank=rank,
             world_size=self.world_size,
             imports=self._imports,
             environment=self._env,
-            path=tuple(sys.path),
             folder=str(Path.cwd()),
+            start_method=method,
         )
 
     def _await_ready(self) -> None:
-        if not self._ready:
-            gather_outcomes(self._processes, what="the start of a rank", timeout_seconds=_START_SECONDS)
-            self._ready = True
+        if self._ready:
+            return
+        if any(
+            _results(self._gather("the start of a rank", _START_SECONDS))
+        ):  # reasons why ranks cannot be forked
+            self._stop(grace_seconds=0.0)
+            self._start_method = "spawn"
+            self._start_ranks("spawn")
+            self._gather("the start of a rank", _START_SECONDS)
+        self._ready = True
+
+    def _gather(self, what: str, timeout_seconds: float) -> list[RankOutcome]:
+        return gather_outcomes(self._processes, what=what, timeout_seconds=timeout_seconds)
 
     def _stop(self, *, grace_seconds: float) -> None:
+        self._at_exit.cancel()
         for process in self._processes:
             process.close_connection()
         for process in self._processes:
             process.end(grace_seconds=grace_seconds)
         self._processes.clear()
+
+
+def _results(outcomes: Sequence[RankOutcome]) -> list[Any]:
+    return [pickle.loads(outcome.result) for outcome in outcomes]
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
@@ -174,5 +208,5 @@ def _reserved_port() -> Iterator[int]:
     """Reserve a free port. Bound but not listening, it is not assigned again, and the store of rank 0 can listen."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((_ADDRESS, 0))
+        holder.bind((ADDRESS, 0))
         yield holder.getsockname()[1]

@@ -1,23 +1,8 @@
-"""Outcomes of ranks, and the errors that report them."""
+"""Errors that report the outcomes of ranks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOutcome:
-    """Outcome of one rank."""
-
-    rank: int
-    state: Literal["returned", "raised", "died", "running"]
-    """The function returned or raised, or the process died, or the function was still running and was aborted."""
-    summary: str
-    """One line that completes "rank 1 ..."."""
-    detail: str = ""
-    """Traceback of a function that raised, or stacks of all threads of one that was running; otherwise empty."""
-    result: bytes = b""
-    """Pickled return value of a function that returned; otherwise empty."""
+from mb_host.ranks.messages import RankOutcome
 
 
 class RankFailedError(RuntimeError):

@@ -5,17 +5,37 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runs import mb, metrics
+import pytest
+from runs import losses, mb, metrics
 
 from mb_checkpoint import describe_checkpoint
 
 RECIPE = Path(__file__).parents[2] / "meta" / "examples" / "from_megatron_bridge" / "recipe.py"
 
 
-def run_script(script, folder):
-    """Run a script of the examples in a folder, and return what it printed."""
+MIXED = """
+import sys
+
+from mb_config import apply_overrides
+
+def build():
+    config = RECIPES["gpt_tiny"].build()
+    config.ddp.check_for_nan_in_grad = DistributedDataParallelConfig().check_for_nan_in_grad
+    return config
+
+if __name__ == "__main__":
+    config = build()
+    apply_overrides(config, sys.argv[1:])
+    pretrain(config, out="out")
+"""
+OURS = "from mb_trainer import RECIPES, pretrain\n"
+MEGATRON = "from megatron.core.distributed import DistributedDataParallelConfig\n"
+
+
+def run_script(script, folder, *words):
+    """Run a script in a folder, and return what it printed."""
     ended = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *words],
         cwd=folder,
         env=dict(os.environ),
         check=False,
@@ -52,3 +72,21 @@ def test_commands_take_it_by_its_file(tmp_path):
     assert "give its module with --import" in mb(*words).stderr
     sample = mb(*words, "--import=recipe", environment={"PYTHONPATH": str(RECIPE.parent)})
     assert sample.stdout.startswith("1 2 3"), sample.stderr
+
+
+@pytest.mark.parametrize(
+    "imports", [MEGATRON + OURS, OURS + MEGATRON], ids=["megatron first", "trainer first"]
+)
+def test_a_recipe_imports_megatron_core_at_its_top(imports, overrides, tmp_path):
+    recipe = tmp_path / "mixed.py"
+    recipe.write_text(imports + MIXED)
+    ended = mb("pretrain", f"{recipe}:build", *overrides, "train.train_iters=2", f"--out={tmp_path / 'out'}")
+    assert ended.returncode == 0, ended.stderr
+    assert [*losses(tmp_path / "out")] == [1, 2]
+
+
+def test_a_script_with_sorted_imports_trains(overrides, tmp_path):
+    script = tmp_path / "mixed.py"
+    script.write_text(OURS + MEGATRON + MIXED)
+    run_script(script, tmp_path, *overrides, "train.train_iters=2")
+    assert [*losses(tmp_path / "out")] == [1, 2]

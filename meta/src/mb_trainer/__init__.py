@@ -12,6 +12,7 @@
 
 from typing import TYPE_CHECKING
 
+import mb_host as _mb_host
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
@@ -21,5 +22,7 @@ if TYPE_CHECKING:
     from mb_trainer.run.trainer import finetune as finetune
     from mb_trainer.run.trainer import pretrain as pretrain
     from mb_trainer.run.user_code import UserCode as UserCode
+
+_mb_host.install_before_megatron()  # scripts and files of users may import megatron after this module, at their top
 
 _HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -48,6 +48,35 @@ def after_megatron() -> list:
         return [isinstance(error, RuntimeError), str(error)]
 
 
+def before_megatron() -> list:
+    """Return whether CUDA calls run on the CPU after each of: the call, a search for Megatron, its import."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "megatron", "core", "__init__.py")
+        file.parent.mkdir(parents=True)
+        file.write_text("import torch; device = torch.zeros(1, device='cuda').device.type")
+        sys.path.insert(0, folder)
+        mb_host.install_before_megatron()
+        mb_host.install_before_megatron()
+        empty = torch.empty
+        replaced = [torch.empty is not empty]
+        find_spec("megatron.core")
+        replaced.append(torch.empty is not empty)
+        megatron = importlib.import_module("megatron.core")
+        return [
+            *replaced,
+            torch.empty is not empty,
+            megatron.device,
+            sys.modules["megatron.core"] is megatron,
+        ]
+
+
+def before_imported_megatron() -> list:
+    sys.modules["megatron.core"] = ModuleType("megatron.core")
+    finders = list(sys.meta_path)
+    mb_host.install_before_megatron()
+    return [sys.meta_path == finders]
+
+
 def unknown_patch() -> list:
     try:
         return [bool(mb_host.install(patches=("no_such_fault",)))]
@@ -166,6 +195,8 @@ CALLS = (
     with_gpu,
     forced,
     after_megatron,
+    before_megatron,
+    before_imported_megatron,
     unknown_patch,
     patched_with_gpu,
     with_gpu_forked,

@@ -71,6 +71,15 @@ def test_install_after_the_import_of_megatron_is_an_error(values):
     is_runtime_error, message = values["after_megatron"]
     assert is_runtime_error
     assert message.startswith("mb_host.install: megatron.core is already imported")
+    assert "Put `import mb_host; mb_host.install()` at the top" in message
+
+
+def test_install_before_megatron_runs_when_megatron_is_imported_and_not_when_it_is_searched(values):
+    assert values["before_megatron"] == [False, False, True, "cpu", True]
+
+
+def test_install_before_megatron_has_no_effect_on_an_imported_megatron(values):
+    assert values["before_imported_megatron"] == [True]
 
 
 def test_an_unknown_patch_is_rejected(values):

@@ -47,7 +47,8 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
 ) -> TrainOutcome:
     """Train as configured. If the run folder contains a checkpoint of this run, training resumes from the newest one.
 
-    Collective: under torchrun or srun every process calls it. Without a GPU, call it before anything imports megatron.
+    Collective: under torchrun or srun every process calls it. Without a GPU, nothing imports
+    megatron before `mb_trainer`.
 
     Args:
         config: configuration. It is not changed: a copy is completed with the values that depend on others and the

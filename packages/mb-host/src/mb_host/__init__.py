@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mb_host.installation import MegatronAlreadyImportedError as MegatronAlreadyImportedError
     from mb_host.installation import install as install
     from mb_host.log_filters import quiet as quiet
+    from mb_host.megatron_import import install_before_megatron as install_before_megatron
     from mb_host.ranks.errors import RankFailedError as RankFailedError
     from mb_host.ranks.errors import RankTimeoutError as RankTimeoutError
     from mb_host.ranks.function_reference import function_in as function_in

@@ -99,8 +99,10 @@ def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> H
     """Replace torch's CUDA calls, and patch modules of Megatron when they are imported."""
     if "megatron.core" in sys.modules:
         raise MegatronAlreadyImportedError(
-            "mb_host.install: megatron.core is already imported, and references functions of torch that must be "
-            "replaced first. Call mb_host.install() before the first import of megatron."
+            "mb_host.install: megatron.core is already imported in this process, which has no GPU. It references "
+            "functions of torch that must be replaced first. Put `import mb_host; mb_host.install()` at the top of "
+            "the script, above its first import of megatron; in a script of mb-trainer, `import mb_trainer` there is "
+            "enough. With a GPU the order of the imports does not matter."
         )
     if quiet:
         apply_log_filters()

@@ -1,5 +1,6 @@
 """Tracker for Accelerate, called by an `Accelerator`."""
 
+import numpy
 import pytest
 
 pytest.importorskip("accelerate", reason="needs mb-metrics[accelerate]")
@@ -59,3 +60,24 @@ def test_metrics_of_a_recorded_step_are_left_out_with_a_line(recorder, caplog):
     metrics.close()
     assert recorder.steps == [2]
     assert caplog.messages == ["metrics: val not recorded: of step 1, which came after step 2"]
+
+
+def test_steps_may_count_from_0_and_be_of_another_library(accelerator, recorder, caplog):
+    """Accelerate's own trackers take any step."""
+    for step in (0, 0, numpy.int64(1), 2.5, "3"):
+        accelerator.log({"loss": 2.0}, step=step)
+    accelerator.end_training()
+    assert recorder.steps == [0, 1]
+    assert caplog.messages == [
+        f"metrics: loss not recorded: of step {step!r}, which is no integer" for step in (2.5, "3")
+    ]
+
+
+def test_step_0_is_recorded_once(recorder, caplog):
+    tracker = AccelerateTracker(metrics := Metrics([recorder], log_interval=2))
+    tracker.log({"loss": 2.0}, step=0)
+    tracker._logger.flush()
+    tracker.log({"val": 3.0}, step=0)
+    metrics.close()
+    assert recorder.steps == [0]
+    assert caplog.messages == ["metrics: val not recorded: of step 0, which came after step 0"]

@@ -140,6 +140,33 @@ def test_a_resumed_job_continues_the_same_run_without_duplicates(server, client,
     assert run.data.params == {"a": "0", "b": "1", "new0": "1", "new4": "1"}
 
 
+def test_a_resumed_job_continues_each_series_under_its_own_name(server, client, tmp_path):
+    """Each metric has a value of its own, so that a series with two values has two metrics."""
+    values = {"acc%": 1.0, "acc#": 2.0, "acc_": 3.0, "b/c": 4.0, "/b/c": 5.0}
+
+    def record_step(step, names, resume_step):
+        file = tmp_path / "mlflow_run.json"
+        sink = MlflowSink("names", tracking_uri=server.uri, run_file=file, resume_step=resume_step)
+        with Metrics([sink], log_interval=1) as metrics:
+            metrics.record(step, {name: values[name] for name in names})
+            if step == 1:
+                metrics.evaluation(1, {"score%": 6.0})
+            if step == 2:
+                metrics.evaluation(2, {"score#": 7.0})
+
+    record_step(1, ["acc%", "acc_", "b/c"], 0)
+    record_step(2, ["acc#", "/b/c"], 1)
+    record_step(3, [*values][::-1], 2)
+    run = the_run(client, "names")
+    series = [
+        points(client, run, key)
+        for key in run.data.metrics
+        if key.startswith(("acc", "b/c", "score")) and "ppl" not in key
+    ]
+    steps = {1.0: (1, 3), 2.0: (2, 3), 3.0: (1, 3), 4.0: (1, 3), 5.0: (2, 3), 6.0: (1,), 7.0: (2,)}
+    assert sorted(series) == sorted([(step, value) for step in steps[value]] for value in steps)
+
+
 def test_a_run_that_an_exception_ended_is_shown_as_failed(server, client):
     def train():
         with Metrics([BackgroundSink(MlflowSink("failed", tracking_uri=server.uri))]) as metrics:
@@ -193,7 +220,11 @@ def test_everything_comes_from_the_configuration(server, client, tmp_path):
     run = the_run(client, "configured")
     assert run.data.metrics == {"lm loss": 1.0, "lm loss validation": 1.0}
     assert (run.info.run_name, run.data.params, run.data.tags["team"]) == ("one", {"train.lr": "0.1"}, "a")
-    assert json.loads((tmp_path / "mlflow_run.json").read_text()) == {"id": run.info.run_id, "last_step": 1}
+    assert json.loads((tmp_path / "mlflow_run.json").read_text()) == {
+        "id": run.info.run_id,
+        "last_step": 1,
+        "names": {name: name for name in run.data.metrics},
+    }
     assert client.list_artifacts(run.info.run_id) == []
 
 

@@ -79,3 +79,12 @@ def test_a_resumed_run_starts_at_its_step(recorder, clock):
     logger.log({"mfu(%)": None}, 110)
     logger.close()
     assert recorder.intervals[0].rates.step_seconds == 1.0
+
+
+def test_what_cannot_be_recorded_does_not_end_the_training(recorder, caplog):
+    logger = TorchtitanLogger(Metrics([recorder], log_interval=10))
+    logger.log({"loss": 2.0, "note": "text"}, 10)
+    logger.log({"validation_metrics/loss": 3.0}, 9)
+    logger.close()
+    assert recorder.steps == [10]
+    assert caplog.messages == ["metrics: note not recorded: no numbers"]

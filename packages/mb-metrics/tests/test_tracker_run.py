@@ -6,7 +6,7 @@ from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
 
 def test_a_run_is_found_again_by_a_resumed_job(tmp_path):
     path = tmp_path / "run" / "wandb_run.json"
-    run = TrackerRun(id="abc", last_step=70)
+    run = TrackerRun(id="abc", last_step=70, names={"acc%": "acc_"})
     TrackerRunFile(path).write(run)
     resumed = TrackerRunFile(path, resume_step=60)
     assert resumed.read() == run
@@ -35,7 +35,10 @@ def test_without_a_file_nothing_is_stored():
     assert file.read() is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", "[" * 100_000, '{"id": "a", "last_step": "x"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "7", "[" * 100_000, '{"id": "a", "last_step": "x"}', '{"id": "a", "names": 1}'],
+)
 def test_a_damaged_file_is_an_error(tmp_path, text):
     (tmp_path / "x").write_text(text)
     with pytest.raises(DamagedRunFileError, match="contains no run id"):

@@ -41,6 +41,7 @@ class StepLogger:
         self._step: int | None = None
         self._span: StepSpan | None = None
         self._values: dict[str, Value] = {}
+        self._has_recorded = start_step > 0
         metrics.before_close(self._record_ended_step)
 
     def log(self, values: Mapping[str, Value], step: int, *, ends_step: bool = True) -> None:
@@ -57,20 +58,25 @@ class StepLogger:
             ValueError: the step is lower than that of the previous call, or is recorded already.
         """
         step = checked_step(step)
+        if not self.accepts(step):
+            raise ValueError(
+                f"StepLogger.log: step {step} was logged after step {self.last_step}, and recorded steps are not "
+                "changed. Log all metrics of a step before those of the next one, and count the steps in one way."
+            )
         if self._step is not None and step > self._step:
             self.record()
-        previous = self.recorded_step if self._step is None else self._step
-        if step < previous or (step == previous and self._step is None and step > 0):
-            raise ValueError(
-                f"StepLogger.log: step {step} was logged after step {previous}, and recorded steps are not changed. "
-                "Log all metrics of a step before those of the next one, and count the steps in one way."
-            )
         self._step = step
         self._values |= values
         if ends_step and self._span is not None:
             self.metrics.restart_clock()
         elif ends_step:
             self._span = self.metrics.end_step(steps=self._steps)
+
+    def accepts(self, step: int) -> bool:
+        """Return whether metrics can be added to a step: the current one, a later one, or 0 before all others."""
+        if self._step is not None:
+            return step >= self._step
+        return step > self.recorded_step or (step == 0 and not self._has_recorded)
 
     def flush(self) -> None:
         """Record the current step and write every record to the sinks; waits for the device."""
@@ -87,6 +93,7 @@ class StepLogger:
             return
         step, span, values, steps = self._step, self._span, self._values, self._steps
         self._step, self._span, self._values, self.recorded_step = None, None, {}, step
+        self._has_recorded = True
         if samples is None and self._samples is not None:
             samples = self._samples * steps
         if tokens is None and self._tokens is not None:
@@ -115,22 +122,27 @@ class StepLogger:
 class HostLogger(StepLogger):
     """Logger for the loop of another library, which metrics must not end.
 
-    What cannot be recorded is left out, and a line of the log has its names: text and other values that are no number.
-    Metrics of an earlier step belong to the current step, unless it has metrics of these names.
+    What cannot be recorded is left out, and a line of the log has its names: text and other values that are no number,
+    and steps that are no integer. Metrics of an earlier step belong to the current step, unless it has metrics of these
+    names.
     """
 
-    def log(self, values: Mapping[str, Any], step: int | None, *, ends_step: bool = True) -> None:
+    def log(self, values: Mapping[str, Any], step: Any, *, ends_step: bool = True) -> None:
         """Add metrics to a step; without a step, to the next one."""
         numbers = {name: value for name, value in values.items() if is_metric(name, value)}
         self._leave_out(values.keys() - numbers.keys(), "no numbers")
-        step = self.last_step + 1 if step is None else checked_step(step)
-        if step > self.recorded_step and step >= self.last_step:
-            super().log(numbers, step, ends_step=ends_step)
+        try:
+            number = self.last_step + 1 if step is None else checked_step(step)
+        except TypeError:
+            self._leave_out(numbers, f"of step {step!r:.50}, which is no integer")
+            return
+        if self.accepts(number):
+            super().log(numbers, number, ends_step=ends_step)
             return
         late = {} if self._step is None else numbers
         self._values |= {name: value for name, value in late.items() if name not in self._values}
         self._leave_out(
-            numbers.keys() - self._values.keys(), f"of step {step}, which came after step {self.last_step}"
+            numbers.keys() - self._values.keys(), f"of step {number}, which came after step {self.last_step}"
         )
 
     def _leave_out(self, names: Any, why: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mb_metrics import names
-from mb_metrics.integrations.step_logger import StepLogger
+from mb_metrics.integrations.step_logger import HostLogger
 from mb_metrics.recorder.metrics import Metrics
 from mb_metrics.recorder.recorded_steps import Value
 
@@ -15,7 +15,7 @@ _NAMES = {
 """Metrics of torchtitan that `Metrics` has under another name; MFU is a percentage in torchtitan."""
 
 
-class TorchtitanLogger(StepLogger):
+class TorchtitanLogger(HostLogger):
     """Logger with the interface of torchtitan's `components.metrics.BaseLogger` that records to `Metrics`.
 
     Set it as `trainer.metrics_processor.logger`, or add it to the loggers of a trainer that has some:

@@ -5,6 +5,7 @@ variables (MLFLOW_TRACKING_USERNAME, ...) only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +33,8 @@ _PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "INTERNAL_ERROR
 class MlflowSink(Sink):
     """Sink that logs each row as a step of an MLflow run, under valid MLflow names (`mb_metrics.names.mlflow_name`).
 
-    Of two metrics with the same valid name, the second one has a hash at the end of its name.
+    Of two metrics with the same valid name, the second one has a hash at the end of its name. The run file stores these
+    names, so that a resumed job continues each series under its own.
 
     The run is opened at the first record. A server that is down raises `ConnectionError`, so that a `BackgroundSink`
     retries. With a run file, a resumed job continues the same run. MLflow cannot delete values: repeated steps that it
@@ -100,6 +102,8 @@ class MlflowSink(Sink):
         self._repeated = range(0)
         self._sent: int | None = None
         self._keys: dict[str, str] = {}
+        self._tracked: TrackerRun | None = None
+        """The run as its file has it; None: not opened, or a run of the program."""
         self._failed = False
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
@@ -113,7 +117,7 @@ class MlflowSink(Sink):
                 for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
                     client.log_batch(run, metrics=chunk, tags=tags)
                 self._sent = last
-                self._file.write(TrackerRun(id=run, last_step=last))
+                self._store(TrackerRun(id=run, last_step=last, names=self._keys))
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""
@@ -123,6 +127,8 @@ class MlflowSink(Sink):
         with _ConnectionErrors():
             for chunk in _chunks(self._metrics(evaluation, evaluation.values), _METRICS_PER_REQUEST):
                 client.log_batch(run, metrics=chunk)
+        if self._tracked is not None and self._tracked.names != self._keys:
+            self._store(replace(self._tracked, names=self._keys))
 
     def write_file(self, path: Path, name: str) -> None:
         """Upload a file, or a folder with its contents, under a name."""
@@ -182,9 +188,9 @@ class MlflowSink(Sink):
             return None
         run = client.get_run(previous.id)
         last = run.data.tags.get(_LAST_STEP)
-        repeated = self._file.repeated_steps(
-            TrackerRun(id=previous.id, last_step=int(last) if last else None)
-        )
+        self._tracked = replace(previous, last_step=int(last) if last else None)
+        self._keys = dict(previous.names)
+        repeated = self._file.repeated_steps(self._tracked)
         client.update_run(previous.id, status="RUNNING")
         if repeated:
             client.set_tag(previous.id, _REPEATED, f"{repeated.start} to {repeated.stop - 1}")
@@ -196,9 +202,13 @@ class MlflowSink(Sink):
         experiment = client.get_experiment_by_name(self._experiment)
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(self._experiment)
         run_id: str = client.create_run(experiment_id, run_name=self._run_name, tags=self._tags).info.run_id
-        self._file.write(TrackerRun(id=run_id))
+        self._store(TrackerRun(id=run_id))
         self._log_params(client, run_id, known={})
         return run_id
+
+    def _store(self, tracked: TrackerRun) -> None:
+        self._tracked = tracked
+        self._file.write(tracked)
 
     def _log_params(self, client: MlflowClient, run: str, *, known: Mapping[str, str]) -> None:
         # MLflow parameters are immutable: a resumed job cannot change them and logs only new ones.

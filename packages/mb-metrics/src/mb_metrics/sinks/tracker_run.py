@@ -1,7 +1,8 @@
 """Run id of a tracker, stored in a file of the run folder so that a resumed job continues the same run."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from operator import index
 from pathlib import Path
 
@@ -16,6 +17,8 @@ class TrackerRun:
     """Id of the run at the tracker."""
     last_step: int | None = None
     """Last step that the tracker received; None: none yet."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Metric to its name at the tracker; empty: the tracker takes the names as they are."""
 
 
 class TrackerRunFile:
@@ -43,7 +46,11 @@ class TrackerRunFile:
         try:
             values = json.loads(self._path.read_bytes())
             last_step = values.get("last_step")
-            return TrackerRun(id=str(values["id"]), last_step=None if last_step is None else index(last_step))
+            return TrackerRun(
+                id=str(values["id"]),
+                last_step=None if last_step is None else index(last_step),
+                names={str(name): str(written) for name, written in values.get("names", {}).items()},
+            )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedRunFileError(
                 f"{self._path}: contains no run id ({error!r}). The run cannot be continued at its tracker. Fix the "
@@ -62,5 +69,6 @@ class TrackerRunFile:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(self._path.name + ".new")
-        new.write_text(json.dumps(asdict(run)) + "\n")
+        given = {name: value for name, value in asdict(run).items() if name != "names" or value}
+        new.write_text(json.dumps(given) + "\n")
         new.replace(self._path)

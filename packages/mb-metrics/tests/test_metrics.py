@@ -80,6 +80,9 @@ def test_throughput_is_averaged_over_its_window(recorder, clock):
         metrics.record(step, {})
     rates = [row.values["throughput/batches_per_sec"] for row in recorder.rows]
     assert rates == [1 / 1, 2 / 4, 2 / 8]
+    # of its own window, unlike the step time of the row
+    assert [row.values.get("throughput/window_steps") for row in recorder.rows] == [None, 2.0, 2.0]
+    assert [row.values["iteration-time"] for row in recorder.rows] == [1.0, 3.0, 5.0]
 
 
 def test_mean_losses_leave_skipped_steps_out_and_keep_negative_and_nan(recorder):

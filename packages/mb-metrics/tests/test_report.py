@@ -225,6 +225,14 @@ def chart_of(page, title):
     return next(chart for chart in data_of(page)["charts"] if chart["title"] == title)
 
 
+def test_a_chart_of_rates_states_their_window(tmp_path):
+    note = "Mean of up to 100 steps; TFLOP/s and MFU are those of a log interval."
+    for window, expected in ({}, False), ({"throughput/window_steps": 100.0}, True):
+        rows = [row(step, step, **{"throughput/tokens_per_sec": 9.0}, **window) for step in (1, 2)]
+        page = report_html([read_run(write_run(tmp_path / f"run{expected}", rows))], now=NOW)
+        assert (note in Page(page).text) == expected
+
+
 def test_the_chart_library_is_the_released_one_and_has_its_license():
     vendor = files("mb_metrics.report") / "vendor"
     assert {file.name: sha256(file.read_bytes()).hexdigest()[:16] for file in vendor.iterdir()} == {

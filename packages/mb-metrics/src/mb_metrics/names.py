@@ -22,6 +22,7 @@ ITERATION_TIME = "iteration-time"
 ENERGY = "iter-energy/gpu"
 POWER = "power/gpu"
 TFLOPS_PER_DEVICE = "throughput/tflops/device"
+THROUGHPUT_WINDOW = "throughput/window_steps"
 TFLOPS = "throughput/tflops"
 MFU = "throughput/mfu"
 TIME_TOTAL = "time/total"
@@ -73,6 +74,7 @@ ADDED_BY_METRICS = frozenset(
         WORLD_SIZE,
         ITERATION_TIME,
         *(TFLOPS, TFLOPS_PER_DEVICE, MFU, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, *BRIDGE_ALIASES.values()),
+        THROUGHPUT_WINDOW,
         *(TIME_TOTAL, TIME_LEFT, TIME_TOKENS, TIME_SAMPLES, TIME_BATCHES),
         *(
             f"throughput/{device}{count}_per_sec"

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mb_metrics.names import GLOBAL_BATCH_SIZE, ITERATION_TIME, MICRO_BATCH_SIZE, WORLD_SIZE
+from mb_metrics.names import (
+    GLOBAL_BATCH_SIZE,
+    ITERATION_TIME,
+    MICRO_BATCH_SIZE,
+    THROUGHPUT_WINDOW,
+    WORLD_SIZE,
+)
 from mb_metrics.recorder.clock import TimedStep
 from mb_metrics.recorder.progress import RunProgress
 from mb_metrics.recorder.record import LogInterval, MetricsRow
@@ -40,8 +46,13 @@ class IntervalWork:
         """Time-dependent metrics of the last row of the interval; waits for the device."""
         rates, world_size = self.rates, self.rate_calculator.world_size
         metrics = {ITERATION_TIME: rates.step_seconds, WORLD_SIZE: float(world_size)}
-        throughput = sum_work(self.window).rates(world_size=world_size)
+        window = sum_work(self.window)
+        throughput = window.rates(world_size=world_size)
         if throughput:
+            if window.steps != sum(
+                each.steps for each in self.work
+            ):  # all other rates are those of the interval
+                throughput[THROUGHPUT_WINDOW] = float(window.steps)
             last = self.work[-1]
             per_step = None if last.samples is None else last.samples / last.steps
             sizes = {MICRO_BATCH_SIZE: self.micro_batch_size, GLOBAL_BATCH_SIZE: per_step}

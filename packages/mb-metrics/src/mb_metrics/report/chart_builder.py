@@ -163,7 +163,8 @@ class ChartBuilder:
     def _throughput(self) -> Iterator[Chart]:
         for name, title in _THROUGHPUT.items():
             if any(name in subject.run.series for subject in self._subjects):
-                yield self._with_prediction(self._metric(name, title, from_zero=True), name)
+                chart = replace(self._metric(name, title, from_zero=True), note=self._window_note())
+                yield self._with_prediction(chart, name)
                 break
         yield self._metric(names.TFLOPS_PER_DEVICE, "Model TFLOP/s per device", from_zero=True)
         yield self._chart(
@@ -172,6 +173,14 @@ class ChartBuilder:
             unit="% of the stated peak",
             from_zero=True,
         )
+
+    def _window_note(self) -> str:
+        """Return a sentence if the rates are means of other steps than the step time, TFLOP/s and MFU."""
+        windows = [subject.run.series.get(names.THROUGHPUT_WINDOW) for subject in self._subjects]
+        longest = max((max(window.values) for window in windows if window), default=None)
+        if longest is None:
+            return ""
+        return f"Mean of up to {longest:,.0f} steps; TFLOP/s and MFU are those of a log interval."
 
     def _with_prediction(self, chart: Chart, name: str) -> Chart:
         """Add the throughput that was predicted for each run, over all devices or for one as the metric is."""

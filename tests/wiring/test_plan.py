@@ -10,7 +10,7 @@ from mb_config import RULES, smallest_world
 from mb_config.megatron_lm.conversion import convert
 from mb_config.megatron_lm.flag_table import parse_flags
 from mb_config.preflight.module_layouts import rules_per_point
-from mb_config.rules.allocator import expandable_segments
+from mb_config.rules.environment import expandable_segments
 from mb_config.rules.hardware import nvlink_gpus
 from mb_config.schedules.batch_stages import scheduled_stages
 from mb_metrics import model_flops_per_token

@@ -23,8 +23,8 @@ def adapters_on_this_rank(settings, targets, folder=None):
 
     from mb_host.megatron.layers import host_block_spec
     from mb_models import GPTModelConfig, GPTModelProvider, MimoModelProvider
+    from mb_models.errors import PeftError
     from mb_models.peft.config import LoRA
-    from mb_models.peft.errors import PeftError
 
     groups = start(settings)
     if "num_layers" in settings:

@@ -11,16 +11,20 @@ from safetensors.torch import load_file, save_file
 
 from mb_host.megatron.layers import host_block_spec
 from mb_models import T5ModelConfig
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.carried import carry_files, read_template
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
-from mb_models.hf.conversion import memory_mapped_model, require_convertible, section_of_folder
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.conversion import (
+    memory_map_parameters,
+    memory_mapped_model,
+    require_convertible,
+    section_of_folder,
+)
 from mb_models.hf.export import export_model
 from mb_models.hf.export_plan import stored_tensors
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import TensorOrigin
 from mb_models.hf.load import load_hf_weights, parameter_origins
-from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.save import save_hf_model
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors

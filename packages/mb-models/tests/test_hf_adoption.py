@@ -9,12 +9,11 @@ from hf_models import make
 from hf_ranks import SMALL
 
 from mb_models import GPTModelConfig, T5ModelConfig
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.adoption import adopt_architecture
 from mb_models.hf.carried import carry_files, from_template, read_template
-from mb_models.hf.config_json import read_config, same_family, section_of
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.hf.config_json import UNSUPPORTED, read_config, same_family, section_of
 from mb_models.hf.families import FAMILIES
-from mb_models.hf.unsupported import UNSUPPORTED
 
 pytest.importorskip("transformers")
 

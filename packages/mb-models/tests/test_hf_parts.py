@@ -8,9 +8,9 @@ from hf_models import make
 from hf_ranks import build
 
 from mb_host.megatron.layers import host_block_spec
+from mb_models.errors import OutputExistsError
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.conversion import memory_mapped_model
-from mb_models.hf.errors import OutputExistsError
 from mb_models.hf.export import export_model
 from mb_models.hf.export_part import WHOLE, ExportPart
 from mb_models.hf.load import load_hf_weights

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 pytest.importorskip("megatron.core", reason="needs megatron")
 
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.conversion import section_of_folder
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.safetensors_files import INDEX, TensorFolder
 
 CONFIG = {

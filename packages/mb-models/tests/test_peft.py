@@ -10,11 +10,11 @@ from megatron.core import dist_checkpointing
 
 from mb_host.megatron.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
+from mb_models.errors import PeftError
 from mb_models.hf.export import export_model
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.adapter import Adapter
 from mb_models.peft.config import PEFT, CanonicalLoRA, DoRA, LoRA, section_by_name
-from mb_models.peft.errors import PeftError
 from mb_models.peft.hugging_face import save_adapters
 from mb_models.peft.lora import init_magnitudes, merge
 

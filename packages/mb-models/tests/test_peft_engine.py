@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mb_models.errors import PeftError
 from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
-from mb_models.peft.errors import PeftError
 from mb_models.peft.lora import install, merge
 
 CONFIG = SimpleNamespace(

@@ -8,8 +8,8 @@ import torch
 from hf_models import make
 from hf_ranks import TOKENS, build
 
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.config_json import read_config, section_of
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.load import load_hf_weights
 from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
 from mb_models.peft.hugging_face import save_adapters

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from mb_config.cli.rules import print_explanation as print_explanation
     from mb_config.cli.rules import print_rules as print_rules
     from mb_config.cli.versions import version_option as version_option
+    from mb_config.container.field_access import expand_home_in as expand_home_in
     from mb_config.container.field_access import set_field as set_field
-    from mb_config.container.home_directory import expand_home_in as expand_home_in
     from mb_config.container.yaml_file import dump_yaml as dump_yaml
     from mb_config.container.yaml_file import read_yaml as read_yaml
     from mb_config.megatron_lm.arguments import megatron_arguments as megatron_arguments

@@ -1,6 +1,7 @@
 """Errors of the package, and their base class. No torch."""
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from mb_schema.errors import PackageError
 from mb_schema.rules import Problem
@@ -26,3 +27,21 @@ class EvaluationMetricsError(ModelsError, TypeError):
 
 class BatchError(ModelsError, ValueError):
     """A microbatch that the model cannot process."""
+
+
+class HuggingFaceError(ModelsError, ValueError):
+    """The folder or the model cannot be converted without changing what it computes."""
+
+
+class OutputExistsError(ModelsError, FileExistsError):
+    """The output folder of a conversion holds files."""
+
+
+class HuggingFaceFolderError(HuggingFaceError):
+    """The folder holds no model in the Hugging Face format, or its config.json cannot be read."""
+
+    bad_input: ClassVar[bool] = True
+
+
+class PeftError(ModelsError, ValueError):
+    """Adapters that are not supported as configured."""

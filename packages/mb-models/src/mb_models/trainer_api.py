@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
+    from mb_models.errors import OutputExistsError as OutputExistsError
     from mb_models.evaluation.generation import all_logits as all_logits
     from mb_models.evaluation.lm_eval import TrainedLM as TrainedLM
     from mb_models.evaluation.lm_eval import register_model as register_model
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from mb_models.hf.conversion import memory_mapped_model as memory_mapped_model
     from mb_models.hf.conversion import require_convertible as require_convertible
     from mb_models.hf.conversion import section_of_folder as section_of_folder
-    from mb_models.hf.errors import OutputExistsError as OutputExistsError
     from mb_models.hf.export import export_model as export_model
     from mb_models.hf.export_part import SHARD_BYTES as SHARD_BYTES
     from mb_models.hf.export_part import WHOLE as WHOLE

@@ -5,13 +5,14 @@ A model section that is read without its package is a plain mapping with Megatro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from mb_config.container.non_defaults import megatron_class_name
 from mb_config.container.section import assign_computed
 from mb_config.megatron_defaults import megatron_defaults
+from mb_schema.paths import expand_home
 
 UNKNOWN = object()
 
@@ -75,3 +76,20 @@ def _split(config: Any, path: str) -> tuple[Any, str]:
 
 def _megatron_defaults(section: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     return megatron_defaults(megatron_class_name(section)) if path.startswith("model.") else {}
+
+
+def expand_home_in(config: Any, fields: Iterable[str]) -> None:
+    """Replace a leading `~` by the home directory in the given fields of a configuration, in place.
+
+    The origin of a field does not change. Sections and fields that are absent are skipped.
+
+    Args:
+        config: A container of sections.
+        fields: Paths, such as `checkpoint.save`.
+    """
+    for path in fields:
+        name, _, leaf = path.partition(".")
+        section = getattr(config, name, None)
+        given = getattr(section, leaf, None)
+        if (expanded := expand_home(given)) != given:
+            setattr(section, leaf, expanded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mb_config.rules.allocator import expandable_segments
+from mb_config.rules.environment import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
 from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
 from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, within

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_models.config import KernelFields, OverlapFields, ParallelFields, PrecisionFields
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.config_json import CONVERTIBLE, read_config, section_of, with_padded_vocabulary
-from mb_models.hf.errors import HuggingFaceError
 
 OF_THE_RUN = frozenset(
     {

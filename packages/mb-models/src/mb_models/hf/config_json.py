@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_models.config import DType, GPTModelConfig
-from mb_models.hf.errors import HuggingFaceError, HuggingFaceFolderError
+from mb_models.errors import HuggingFaceError, HuggingFaceFolderError
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import (
     COMMON_DEFAULTS,
@@ -25,10 +25,23 @@ from mb_models.hf.family import (
 from mb_models.hf.rotary_fields import LLAMA3_SCALING, global_rotation, read_rotary, write_rotary
 from mb_models.hf.section_fields import differences, with_sizes
 from mb_models.hf.text_part import text_config
-from mb_models.hf.unsupported import UNSUPPORTED
 from mb_models.hybrid.config import MambaModelConfig
 from mb_models.training.vocab import padded_vocab_size
 from mb_schema.value_types import reject_wrong_types
+
+_OUTPUT_BIAS = "Megatron Core's output layer has no bias"
+
+UNSUPPORTED: Mapping[str, str] = {
+    "bamba": "a layer of it is two of a pattern, whose names of weights are not implemented",
+    "zamba2": "Megatron Core has no layers that share weights",
+    "falcon_h1": "Megatron Core has no layers with attention and Mamba in parallel",
+    "llama4": "Megatron Core has no chunked attention, and no scaling of queries by their position",
+    "phi": _OUTPUT_BIAS,
+    "gptj": _OUTPUT_BIAS,
+    "falcon": "its layouts of queries, keys and values, and its biases by layer, are not implemented",
+}
+"""model_type of config.json -> what Megatron Core, or this package, does not compute."""
+
 
 __all__ = [
     "ARCHITECTURES",

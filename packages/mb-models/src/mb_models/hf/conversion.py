@@ -4,7 +4,7 @@ During a conversion the parameters are memory-mapped from files, so that they ne
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,12 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.config import GPTModelConfig
+from mb_models.errors import HuggingFaceError
 from mb_models.families import family_of
 from mb_models.gpt.transformer import DTYPES
 from mb_models.hf.config_json import read_config, section_of, with_padded_vocabulary
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.family import Section
 from mb_models.hf.load import named_weights
-from mb_models.hf.memory_map import memory_map_parameters
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hybrid.config import MambaModelConfig
 from mb_models.training.chunks import StackSpec
@@ -143,3 +142,16 @@ def _kind(name: str) -> str:
 def _is_of(kind: str, is_needed: Callable[[str], bool]) -> Callable[[str], bool]:
     """Return a predicate of the needed parameters of a kind."""
     return lambda name: _kind(name) == kind and is_needed(name)
+
+
+@torch.no_grad()
+def memory_map_parameters(modules: Iterable[torch.nn.Module], folder: Path) -> None:
+    """Replace the parameters of modules on the host by zeros in memory-mapped files; a shared parameter stays shared.
+
+    The files must outlive the modules. They occupy as much disk space as the parameters have bytes.
+    """
+    for module_number, module in enumerate(modules):
+        for number, parameter in enumerate(module.parameters()):
+            path = folder / f"{module_number}-{number}.weights"
+            flat = torch.from_file(str(path), shared=True, size=parameter.numel(), dtype=parameter.dtype)
+            parameter.data = flat.view(parameter.shape)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_models.config import GPTModelConfig
+from mb_models.errors import HuggingFaceError
 from mb_models.hf import latent_fields as latent
 from mb_models.hf import weight_tables as tables
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily
 from mb_models.hf.layer_fields import (
     FULL,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_models.config import DType
+from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily, HybridConversion, settings_of_weights
 from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_models.config import GPTModelConfig
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.layer_fields import expert_layers, layer_frequency
 
 SIZES: Mapping[str, str] = {

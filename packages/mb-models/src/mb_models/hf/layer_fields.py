@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mb_models.config import GPTModelConfig, TransformerFields
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.config_json import read_config
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.gated_delta_weights import convolution_rows, fuse_gated_delta, gates_after_queries

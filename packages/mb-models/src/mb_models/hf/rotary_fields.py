@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_models.config import GPTModelConfig
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.layer_fields import FULL, WINDOW
 
 LLAMA3_SCALING: Mapping[str, float] = {

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.text_part import text_tensor
 from mb_schema.file_names import FileNameError, checked_name
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from mb_models.hf.errors import HuggingFaceError, OutputExistsError
+from mb_models.errors import HuggingFaceError, OutputExistsError
 from mb_models.hf.export_part import SHARD_BYTES, WHOLE, ExportPart
 from mb_models.hf.export_plan import SINGLE, ExportPlan, exported_tensors, plan_export
 from mb_models.hf.families import FAMILIES

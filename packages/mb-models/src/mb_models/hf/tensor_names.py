@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.weight_tables import OUTSIDE
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 
 MULTIMODAL: Mapping[str, Mapping[str, object]] = {
     "gemma3": {"num_attention_heads": 8, "vocab_size": 262_208},

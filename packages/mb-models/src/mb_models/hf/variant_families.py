@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mb_models.config import GPTModelConfig
+from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.expert_families import read_experts, write_experts
 from mb_models.hf.family import HuggingFaceFamily
 from mb_models.hf.layer_fields import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-from mb_models.peft.errors import PeftError
+from mb_models.errors import PeftError
 from mb_schema.sections import StrictFields
 
 TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")

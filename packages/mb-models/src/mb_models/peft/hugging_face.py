@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.config_json import family_of_section
-from mb_models.hf.errors import HuggingFaceError
 from mb_models.hf.export_plan import stored_tensors
 from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks

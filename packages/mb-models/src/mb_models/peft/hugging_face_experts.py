@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mb_models.hf.errors import HuggingFaceError
+from mb_models.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily, Section, TensorOrigin
 from mb_models.peft.config import DoRA, LoRA
 from mb_models.peft.joined_parts import joined_pair

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mb_models.peft.errors import PeftError
+from mb_models.errors import PeftError
 
 ROW = {
     "ColumnParallelLinear": False,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from mb_models.errors import PeftError
 from mb_models.peft.config import PEFT, LoRA
-from mb_models.peft.errors import PeftError
 from mb_models.peft.lora import merge
 
 IsNeeded = Callable[[str], bool]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mb_models.errors import PeftError
 from mb_models.peft.adapted_linear import adapted_class, adapted_layers, row_norms, weight_delta
-from mb_models.peft.errors import PeftError
 from mb_models.peft.linears import partition_of
 from mb_models.peft.selection import select_layers, validate_on_all_ranks
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from mb_models.peft.errors import PeftError
+from mb_models.errors import PeftError
 from mb_models.peft.linears import is_parallel, partition_of
 from mb_models.peft.targets import CANONICAL_NAMES, MAIN, CandidateLayer, numbered, require_matches, select
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mb_models.peft.errors import PeftError
+from mb_models.errors import PeftError
 
 CANONICAL_NAMES = {
     "linear_qkv": {"q": "linear_q", "k": "linear_k", "v": "linear_v"},

@@ -1,7 +1,7 @@
 """Export of a checkpoint in the Hugging Face format: load, merge adapters, write. Imports torch and megatron."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,6 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         )
         copy_files(folder)
         return
-    named: Any = template.get("vocab_size")
-    tokens = tokenizer_vocab_size if padded_vocabulary else 0
-    if isinstance(named, int):
-        tokens = max(named, tokenizer_vocab_size)
     plan = plan_export(
         chunk,
         config=section,
@@ -95,7 +91,9 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         shard_bytes=shard_bytes,
         model_type=model_type,
         template=template,
-        vocab_size=tokens or None,
+        vocab_size=_rows_without_padding(
+            template, tokenizer_vocab_size=tokenizer_vocab_size, padded=padded_vocabulary
+        ),
     )
     if not plan.files_of(part):
         return  # there are more processes than files
@@ -110,3 +108,13 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
     else:
         load_merged(peft, [chunk], load, is_needed=None if part.count == 1 else is_needed)
     write_part(chunk, folder, plan, config=section, groups=pg_collection, part=part)
+
+
+def _rows_without_padding(
+    template: Mapping[str, Any], *, tokenizer_vocab_size: int, padded: bool
+) -> int | None:
+    """Return the rows of the vocabulary that are written; None: all rows."""
+    named = template.get("vocab_size")
+    if isinstance(named, int):
+        return max(named, tokenizer_vocab_size) or None
+    return (tokenizer_vocab_size if padded else 0) or None

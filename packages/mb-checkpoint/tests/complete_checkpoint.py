@@ -26,9 +26,17 @@ def fill(directory: Path, step: int, tensors: dict | None = None) -> Path:
     return directory
 
 
-def save(root: Path, step: int, tensors: dict | None = None, content: dict | None = None) -> Path:
+def save(
+    root: Path,
+    step: int,
+    tensors: dict | None = None,
+    content: dict | None = None,
+    files: dict[str, str] | None = None,
+) -> Path:
     """Write and commit a checkpoint."""
     staging = fill(open_staging(root, step), step, tensors)
+    for name, text in (files or {}).items():
+        (staging / name).write_text(text)
     fsync_and_write_manifest(staging, Manifest(step=step, files=(), content=content or {}))
     return commit(root, step, staging)
 

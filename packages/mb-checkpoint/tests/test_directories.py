@@ -6,7 +6,13 @@ import pytest
 
 from mb_checkpoint import CheckpointConfig
 from mb_checkpoint.formats.layout import iteration_directory
-from mb_checkpoint.load.directories import is_checkpoint_file, resumable_directories, weight_directories
+from mb_checkpoint.load.directories import (
+    is_checkpoint_file,
+    loads_from,
+    resumable_directories,
+    resumed_run_configs,
+    weight_directories,
+)
 
 
 @pytest.fixture
@@ -49,6 +55,25 @@ def test_a_folder_that_cannot_be_read_has_no_checkpoints(monkeypatch, root):
     monkeypatch.setattr(Path, "iterdir", fail)
     assert weight_directories(root) == []
     assert resumable_directories(CheckpointConfig(load=str(root))) == []
+
+
+def test_the_settings_that_a_run_resumes_with_are_those_of_its_checkpoints_newest_first(root):
+    files = [iteration_directory(root, step) / "run_config.yaml" for step in (200, 100)]
+    for file in files:
+        file.write_text("model: {}")
+    assert [*resumed_run_configs(CheckpointConfig(load=str(root)))] == files
+    assert [*resumed_run_configs(CheckpointConfig(load=str(root), ckpt_step=100))] == files[1:]
+    assert [*resumed_run_configs(CheckpointConfig(load=str(root), finetune=True))] == []
+    files[0].write_text("model:\n  _target_: megatron.bridge.models.GPTModelProvider")
+    assert [*resumed_run_configs(CheckpointConfig(load=str(root)))] == files[1:]
+
+
+def test_a_checkpoint_and_its_folder_are_loaded_from_the_same_folder(root):
+    for load in (root, iteration_directory(root, 100), root / ".." / root.name):
+        assert loads_from(CheckpointConfig(load=str(load)), root)
+    assert not loads_from(CheckpointConfig(load=str(root.parent)), root)
+    assert not loads_from(CheckpointConfig(), root)
+    assert not loads_from(CheckpointConfig(load=str(root)), None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import complete_checkpoint
 import pytest
 import torch
 
-from mb_checkpoint import TorchCheckpointer, fetch_checkpoint, upload_checkpoint
+from mb_checkpoint import CheckpointConfig, TorchCheckpointer, fetch_checkpoint, upload_checkpoint
 from mb_checkpoint.errors import StorageError
 from mb_checkpoint.storage.checkpoints import find_stored, list_stored, set_latest
 from mb_checkpoint.storage.owner import (
@@ -22,6 +22,7 @@ from mb_checkpoint.storage.owner import (
     require_owner,
     run_of_folder,
 )
+from mb_checkpoint.storage.run_config import stored_run_config
 from mb_checkpoint.storage.storage import open_storage
 from mb_checkpoint.storage.uploader import Destination, StorageUploader
 
@@ -262,3 +263,34 @@ def test_an_older_copy_that_is_damaged_does_not_count_among_those_that_are_kept(
     (tmp_path / "storage" / folder / "__0_0.distcp").write_bytes(b"short")
     assert upload_checkpoint(saved[2], storage, keep=2).removed == ()
     assert steps(storage) == [3, 2, 1]
+
+
+def test_the_settings_of_a_run_are_read_from_its_storage_before_a_checkpoint_is_fetched(tmp_path, storage):
+    """Those of the newest intact checkpoint, as the fetch takes it."""
+    root, address = tmp_path / "run", str(tmp_path / "storage")
+    section = CheckpointConfig(save=str(root), load=str(root), storage=address)
+    assert stored_run_config(section) is None
+    for step in (1, 2):
+        upload_checkpoint(
+            complete_checkpoint.save(root, step, files={"run_config.yaml": f"step: {step}"}), storage
+        )
+    shutil.rmtree(root)
+    found = stored_run_config(section)
+    assert (found.content, Path(found.source).parent) == ("step: 2", tmp_path / "storage")
+    Path(found.source, "run_config.yaml").write_text("step: 3")  # of equal size
+    assert stored_run_config(section).content == "step: 1"
+    Path(found.source, "run_config.yaml").write_text("step: 2")
+    section.ckpt_step = 1
+    assert stored_run_config(section).content == "step: 1"
+    assert not root.exists()
+
+
+def test_only_a_run_that_fetches_reads_settings_from_its_storage(tmp_path, storage):
+    root, address = str(tmp_path / "run"), str(tmp_path / "storage")
+    upload_checkpoint(complete_checkpoint.save(tmp_path / "run", 1), storage)
+    options = {"save": root, "load": root, "storage": address}
+    assert stored_run_config(CheckpointConfig(**options)) is None  # the checkpoint has no settings
+    for changed in ({"storage": None}, {"finetune": True}, {"load": str(tmp_path / "other")}):
+        assert stored_run_config(CheckpointConfig(**options | changed)) is None
+    other = dict.fromkeys(("save", "load"), str(tmp_path / "other"))
+    assert stored_run_config(CheckpointConfig(**options | other)) is None  # of another run

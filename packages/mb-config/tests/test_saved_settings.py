@@ -51,6 +51,16 @@ def test_differences_have_both_values_and_leave_out_ignored_fields(tmp_path, con
     assert saved.section("train")["train_iters"] is None
 
 
+def test_settings_that_are_not_on_this_machine_are_compared_by_their_content(tmp_path, config):
+    config.to_yaml(tmp_path / "run.yaml")
+    content = (tmp_path / "run.yaml").read_text()
+    saved = SavedSettings(file=tmp_path / "elsewhere.yaml", content=content)
+    config.train.train_iters = 30
+    assert saved.differences(config) == {"train.train_iters": (None, 30)}
+    with pytest.raises(SavedSettingsError, match=r"elsewhere.yaml: cannot be read \(it is empty\)"):
+        SavedSettings(file=saved.file, content="").read()
+
+
 def test_the_message_about_another_run_names_both_values_and_what_can_be_done(tmp_path):
     text = changed_settings_message(tmp_path, {"train.train_iters": (3, 4)})
     assert "train.train_iters: 3 there, 4 now" in text

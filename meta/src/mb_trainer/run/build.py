@@ -22,7 +22,12 @@ from mb_checkpoint import (
     create_checkpoint_manager,
     stateful_callbacks,
 )
-from mb_checkpoint.trainer_api import resumed_step, verify_last_checkpoint_on_all_ranks, warn_without_position
+from mb_checkpoint.trainer_api import (
+    on_rank_zero,
+    resumed_step,
+    verify_last_checkpoint_on_all_ranks,
+    warn_without_position,
+)
 from mb_config import non_default_values
 from mb_config.trainer_api import megatron_arguments
 from mb_data import DataRanks, RunDatasets, RunLoaders, Tokenizer, prepare_tokenizer
@@ -53,7 +58,7 @@ from mb_trainer.run.data import batch_settings, build_datasets
 from mb_trainer.run.folder_locks import locked_folders
 from mb_trainer.run.model import build_model, layers_of, model_groups
 from mb_trainer.run.pretrained import save_assets
-from mb_trainer.run.settle import Job
+from mb_trainer.run.settle import Job, compare_with_storage
 from mb_trainer.run.state import GlobalState
 from mb_trainer.run.tokenizer_assets import kept_by_run
 from mb_trainer.run.train import Run
@@ -77,7 +82,8 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
         )
         if last is not None:
             return report_complete(job, last.path, console)
-        # before the model is built: a second trainer of a folder is refused at once
+        # before the model is built: other settings than those of the run, and a second trainer, are refused at once
+        job = compare_with_storage(job, on_rank_zero)
         locks = stack.enter_context(locked_folders(job, alert=partial(alert, console)))
         monitors = stack.enter_context(run_monitors(job, console))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))

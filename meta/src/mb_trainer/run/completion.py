@@ -31,7 +31,7 @@ from mb_checkpoint.trainer_api import (
     weight_directories,
     why_not_a_checkpoint,
 )
-from mb_config import Provenance, SavedSettings
+from mb_config import Provenance
 from mb_config.trainer_api import (
     expand_home_in,
     remember_resolved,
@@ -46,7 +46,7 @@ from mb_metrics.trainer_api import CONFIG, RunFolder
 from mb_models.trainer_api import AdoptedArchitecture, adopt_architecture, adopt_stored_architecture
 from mb_schema.paths import is_url
 from mb_trainer.config import ConfigContainer
-from mb_trainer.run.run_folder import PATH_FIELDS
+from mb_trainer.run.run_folder import PATH_FIELDS, settings_sources
 from mb_trainer.run.tokenizer_assets import read_tokenizer
 
 RUN_PATHS = "run folder"
@@ -94,7 +94,12 @@ class RunSource:
     @classmethod
     def read(cls, config: ConfigContainer, folder: RunFolder) -> Self:
         """Read the folders that a configuration names, whose paths are complete."""
-        weights, saved = config.checkpoint.pretrained_checkpoint, SavedSettings(file=folder.run_config)
+        weights, sources = (
+            config.checkpoint.pretrained_checkpoint,
+            settings_sources(folder, config.checkpoint),
+        )
+        own = [source.saved for source in sources if source.is_resumed and source.saved.file.exists()]
+        saved = next(iter(own), sources[0].saved)
         return cls(
             weights=[] if weights is None else weight_directories(Path(weights)),
             resumes=bool(resumable_directories(config.checkpoint)),

@@ -1,13 +1,19 @@
-"""Run folder: its saved settings, and the fields that are compared with those of a run that would resume it."""
+"""Saved settings of a run, and the fields that are compared with those of a run that would resume it."""
 
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import mb_checkpoint.trainer_api
 import mb_config.trainer_api
 import mb_data.trainer_api
 import mb_metrics.trainer_api
 import mb_resilience.trainer_api
+from mb_checkpoint import CheckpointConfig
+from mb_checkpoint.trainer_api import StoredRunConfig, is_same_folder, loads_from, resumed_run_configs
 from mb_config import SavedSettings
+from mb_config.trainer_api import SavedSettingsError
 from mb_metrics.trainer_api import RunFolder
 from mb_resilience import InProcessRestartConfig
 from mb_trainer.errors import RunFolderError
@@ -43,14 +49,68 @@ PATH_FIELDS: tuple[str, ...] = (
 """Fields that hold a path to files or folders, of every section."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsSource:
+    """Saved settings of a run, with what messages say about it."""
+
+    saved: SavedSettings
+    name: str
+    """Run folder or checkpoint."""
+    other: str = "another folder with --out"
+    """What a separate run needs."""
+    is_resumed: bool = True
+    """Whether the run continues; False: a checkpoint of another run, from which this one branches off."""
+
+
+def settings_sources(folder: RunFolder, checkpoint: CheckpointConfig) -> list[SettingsSource]:
+    """Return the settings of the run that a command resumes: those in its folder, and in the newest checkpoint.
+
+    The checkpoint counts if the folder has none, or if its run saves to other checkpoints than the command loads.
+    """
+    saved = saved_settings(folder)
+    sources = [SettingsSource(saved=saved, name=str(folder.path))]
+    is_own = loads_from(checkpoint, checkpoint.save) or loads_from(checkpoint, str(folder.checkpoints))
+    if not saved.file.exists() or (is_own and not _saves_to(folder, saved, checkpoint)):
+        separate = "other folders with --out and checkpoint.save"
+        for stored in _readable_settings(checkpoint):
+            name = str(stored.file.parent)
+            return [*sources, SettingsSource(saved=stored, name=name, other=separate, is_resumed=is_own)]
+    return sources
+
+
+def settings_in_storage(stored: StoredRunConfig) -> SettingsSource:
+    """Return the settings of a checkpoint in a storage."""
+    file = RunFolder(Path(stored.source)).run_config
+    return SettingsSource(
+        saved=SavedSettings(file=file, content=stored.content, ignored=NOT_SETTINGS),
+        name=stored.source,
+        other="another URL with checkpoint.storage",
+    )
+
+
 def saved_settings(folder: RunFolder) -> SavedSettings:
     """Return the settings of the run in a folder, which may be missing."""
     return SavedSettings(
         file=folder.run_config,
         ignored=NOT_SETTINGS,
-        fix="Restore the file, or remove it to resume with the settings of this command (checkpoints are not "
-        "changed), or give another folder with --out.",
+        fix="Restore the file, or remove it to compare with the settings in the newest checkpoint instead, or give "
+        "another folder with --out.",
     )
+
+
+def _saves_to(folder: RunFolder, saved: SavedSettings, checkpoint: CheckpointConfig) -> bool:
+    """Return whether the run in a folder saves to the folder of checkpoints of a configuration, by its settings."""
+    own = str(folder.checkpoints)
+    return is_same_folder(str(saved.section("checkpoint").get("save") or own), checkpoint.save or own)
+
+
+def _readable_settings(checkpoint: CheckpointConfig) -> Iterator[SavedSettings]:
+    """Yield the settings of the checkpoints that a run can resume from, newest first, but damaged ones."""
+    for file in resumed_run_configs(checkpoint):
+        saved = SavedSettings(file=file, ignored=NOT_SETTINGS)
+        with suppress(SavedSettingsError):  # the load skips this checkpoint
+            saved.read()
+            yield saved
 
 
 def in_use_error(folder: RunFolder) -> RunFolderError:

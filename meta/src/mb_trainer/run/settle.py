@@ -5,21 +5,21 @@ The steps of `settle_job`:
 1. `complete` takes values from the run folder and from checkpoints; `completion.py` lists its steps.
 2. `resolve_and_check` computes fields that follow from others, and applies the rules of all packages.
 3. The dataset section is finalized and its files are checked, then code of the user, the monitor and the folders.
-4. `resume_status` finds the checkpoint to resume from; `changed_settings` compares it with the run in the folder.
+4. `resume_status` finds the checkpoint to resume from; `changed_settings` compares with the run that is resumed.
 5. The current schedule replaces that of the checkpoint if settings of a resumed run have changed.
 
 The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field).
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import check_writable, resume_status
-from mb_checkpoint.trainer_api import ResumeStatus, unwritable_reason
-from mb_config import Provenance, SavedSettings
+from mb_checkpoint.trainer_api import ResumeStatus, stored_run_config, unwritable_reason
+from mb_config import Provenance, difference_lines
 from mb_config.trainer_api import PreflightResult, changed_settings_message
 from mb_launch import World, read_local_world_size, read_world
 from mb_metrics.trainer_api import RunFolder, changed_code
@@ -31,7 +31,7 @@ from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolde
 from mb_trainer.run.completion import complete
 from mb_trainer.run.data_checks import verify_data
 from mb_trainer.run.preflight import resolve_and_check
-from mb_trainer.run.run_folder import saved_settings
+from mb_trainer.run.run_folder import SettingsSource, settings_in_storage, settings_sources
 from mb_trainer.run.tokenizer_assets import where_tokenizer
 from mb_trainer.run.user_code import NO_CODE, UserCode
 
@@ -68,7 +68,7 @@ class Job:
     unwritable_reason: str | None = None
     """Reason why nothing is written into the run folder; only an evaluation runs without writing."""
     changed_settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Changed settings: dotted path -> (saved, current), relative to the run in the folder."""
+    """Changed settings: dotted path -> (saved, current), relative to the run that is resumed."""
     user_paths: Sequence[str] = ()
     """Fields that the user set."""
     notes: tuple[str, ...] = ()
@@ -114,12 +114,12 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     )
     if status.state == "rejected":
         raise (NoCheckpointError if evaluate_only else RunFolderError)(status.reason)
-    saved = saved_settings(folder)
-    changed = changed_settings(config, saved, folder, options, resumes=status.resumes)
-    # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
-    overrides = bool(changed) or bool(saved.section("scheduler").get("override_opt_param_scheduler"))
-    if overrides and not config.scheduler.use_checkpoint_opt_param_scheduler:
-        config.scheduler.override_opt_param_scheduler = True
+    sources = settings_sources(folder, config.checkpoint)
+    resumed = [source for source in sources if source.is_resumed]
+    if evaluate_only:  # resumes nothing, and is compared with the run in its folder
+        resumed = [source for source in resumed if source.name == str(folder.path)]
+    changed = changed_settings(config, resumed, options, code=folder, resumes=status.resumes)
+    override_schedule(config, resumed, changed)
     kept = where_tokenizer(config)
     return Job(
         options=options,
@@ -131,7 +131,12 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         world=world,
         unwritable_reason=unwritable,
         user_paths=known.user_paths,
-        notes=(*options.notes, *completed, *([] if kept is None else [kept])),
+        notes=(
+            *options.notes,
+            *completed,
+            *([] if kept is None else [kept]),
+            *branch_notes(config, sources, evaluate_only=evaluate_only),
+        ),
     )
 
 
@@ -156,22 +161,82 @@ def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
 
 
 def changed_settings(
-    config: ConfigContainer, saved: SavedSettings, folder: RunFolder, options: RunOptions, *, resumes: bool
+    config: ConfigContainer,
+    sources: Iterable[SettingsSource],
+    options: RunOptions,
+    *,
+    code: RunFolder | None = None,
+    resumes: bool,
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those saved in the folder: dotted path -> (previous, current).
+    """Return the settings that differ from those of the run that is resumed: dotted path -> (previous, current).
 
-    A forward step or a hook of the user counts as a setting, by its name.
+    A forward step or a hook of the user counts as a setting, by its name in the events of the folder `code`.
 
     Raises:
         RunFolderError: there are any and changes are not allowed, or the optimizer state cannot be loaded with them.
-        mb_config.overrides.saved_settings.SavedSettingsError: the settings in the folder cannot be read.
+        mb_config.overrides.saved_settings.SavedSettingsError: the saved settings cannot be read.
     """
-    changed = saved.differences(config) | changed_code(folder.events, options.code.names)
-    if changed and not options.resume_with_changes:
-        fixed = fixed_by_weights(changed) if resumes else []
-        raise RunFolderError(changed_settings_message(folder.path, changed, fixed=fixed))
-    if changed and resumes and config.checkpoint.load_optim:
-        reason = stored_optimizer_error(config.model, changed)
-        if reason is not None:
-            raise RunFolderError(f"{folder.path}: {reason}")
+    changed: dict[str, tuple[Any, Any]] = {}
+    for source in sources:
+        found = source.saved.differences(config)
+        if code is not None and source.name == str(code.path):
+            found |= changed_code(code.events, options.code.names)
+        if found and not options.resume_with_changes:
+            fixed = fixed_by_weights(found) if resumes else []
+            raise RunFolderError(
+                changed_settings_message(source.name, found, fixed=fixed, other=source.other)
+            )
+        if found and resumes and config.checkpoint.load_optim:
+            reason = stored_optimizer_error(config.model, found)
+            if reason is not None:
+                raise RunFolderError(f"{source.name}: {reason}")
+        changed |= found
     return changed
+
+
+def override_schedule(
+    config: ConfigContainer, sources: Iterable[SettingsSource], changed: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """Select the configured schedule if settings have changed, unless that of the checkpoint is selected."""
+    # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
+    overridden = any(
+        source.saved.section("scheduler").get("override_opt_param_scheduler") for source in sources
+    )
+    if (changed or overridden) and not config.scheduler.use_checkpoint_opt_param_scheduler:
+        config.scheduler.override_opt_param_scheduler = True
+
+
+def branch_notes(
+    config: ConfigContainer, sources: Iterable[SettingsSource], *, evaluate_only: bool
+) -> list[str]:
+    """Return the message that a run continues from a checkpoint of another run, with settings that differ."""
+    notes = []
+    for source in sources:
+        changed = {} if source.is_resumed or evaluate_only else source.saved.differences(config)
+        if changed:
+            notes.append(
+                f"checkpoint.load: the run of {source.name} has other settings. Those of this run apply:\n"
+                f"{difference_lines(changed)}"
+            )
+    return notes
+
+
+def compare_with_storage(job: Job, on_rank_zero: Callable[[Callable[[], Any]], Any]) -> Job:
+    """Compare a run without checkpoints with the checkpoint in `checkpoint.storage` that it is to resume from.
+
+    Collective. `on_rank_zero` calls a function on rank 0, and returns its result or raises its error on all ranks.
+    Errors as `changed_settings`, and those of the storage.
+    """
+    config, options = job.config, job.options
+    if config.checkpoint.storage is None or config.validation.skip_train:
+        return job
+
+    def compare() -> tuple[list[SettingsSource], dict[str, tuple[Any, Any]]]:
+        is_known = job.status.resumes or job.folder.run_config.exists()
+        stored = None if is_known else stored_run_config(config.checkpoint)
+        sources = [] if stored is None else [settings_in_storage(stored)]
+        return sources, changed_settings(config, sources, options, resumes=True)
+
+    sources, changed = on_rank_zero(compare)
+    override_schedule(config, sources, changed)
+    return replace(job, changed_settings={**job.changed_settings, **changed})

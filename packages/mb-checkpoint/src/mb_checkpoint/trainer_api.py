@@ -7,6 +7,7 @@ from mb_schema import lazy as _lazy
 if TYPE_CHECKING:
     from mb_checkpoint.cli import app as app
     from mb_checkpoint.cli.app import Trust as Trust
+    from mb_checkpoint.collectives import on_rank_zero as on_rank_zero
     from mb_checkpoint.formats.converted_weights import convert_once as convert_once
     from mb_checkpoint.formats.foreign import is_same_folder as is_same_folder
     from mb_checkpoint.formats.layout import RUN_CHECKPOINTS as RUN_CHECKPOINTS
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
         verify_last_checkpoint_on_all_ranks as verify_last_checkpoint_on_all_ranks,
     )
     from mb_checkpoint.load.directories import is_checkpoint_file as is_checkpoint_file
+    from mb_checkpoint.load.directories import loads_from as loads_from
     from mb_checkpoint.load.directories import resumable_directories as resumable_directories
+    from mb_checkpoint.load.directories import resumed_run_configs as resumed_run_configs
     from mb_checkpoint.load.directories import weight_directories as weight_directories
     from mb_checkpoint.load.initial_weights import require_weights as require_weights
     from mb_checkpoint.load.run_status import ResumeStatus as ResumeStatus
@@ -36,5 +39,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.save.exported_weights import hugging_face_copies as hugging_face_copies
     from mb_checkpoint.state.dataloader import warn_without_position as warn_without_position
     from mb_checkpoint.state.position_copies import position_callbacks as position_callbacks
+    from mb_checkpoint.storage.run_config import StoredRunConfig as StoredRunConfig
+    from mb_checkpoint.storage.run_config import stored_run_config as stored_run_config
 
 _HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mb_config.overrides.registration import recipe as recipe
     from mb_config.overrides.request import ConfigRequest as ConfigRequest
     from mb_config.overrides.request import RecipeReader as RecipeReader
+    from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError
     from mb_config.overrides.saved_settings import changed_settings_message as changed_settings_message
     from mb_config.overrides.stored_sections import stored_sections as stored_sections
     from mb_config.overrides.stored_sections import stored_tokenizer as stored_tokenizer

@@ -75,7 +75,7 @@ def _recognize_one(folder: Path, *, named: Path) -> ForeignCheckpoint | None:
 
 
 def _recognize_distributed(folder: Path, *, named: Path) -> ForeignCheckpoint | None:
-    if (folder / RUN_CONFIG).is_file() and not _written_by_bridge(folder / RUN_CONFIG):
+    if (folder / RUN_CONFIG).is_file() and not written_by_bridge(folder / RUN_CONFIG):
         return None
     program = "Megatron-Bridge" if (folder / RUN_CONFIG).is_file() else "Megatron-LM"
     if (folder / FORMAT_MARKER).is_file():
@@ -138,7 +138,8 @@ def _torch_dcp(folder: Path, *, named: Path) -> ForeignCheckpoint:
     )
 
 
-def _written_by_bridge(run_config: Path) -> bool:
+def written_by_bridge(run_config: Path) -> bool:
+    """Return whether a run_config.yaml is one of Megatron-Bridge."""
     if not run_config.is_file():
         return False
     with run_config.open("rb") as file:

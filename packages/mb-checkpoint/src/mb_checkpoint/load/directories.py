@@ -1,9 +1,13 @@
 """Checkpoint folders that a run can start or resume from, without reading their content. No torch."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from mb_checkpoint.formats.foreign import is_same_folder, written_by_bridge
 from mb_checkpoint.formats.layout import (
+    RUN_CONFIG,
     NonPersistentDirs,
     is_hugging_face_directory,
     is_iteration_directory,
@@ -22,6 +26,10 @@ class ResumeSettings(NonPersistentDirs, Protocol):
     @property
     def finetune(self) -> bool:
         """Whether the checkpoint in `load` is taken for its weights only."""
+
+    @property
+    def ckpt_step(self) -> int | None:
+        """Step that is loaded instead of the newest one."""
 
 
 def weight_directories(weights: Path) -> list[Path]:
@@ -53,6 +61,27 @@ def resumable_directories(config: ResumeSettings) -> list[Path]:
     except OSError:
         return []
     return [folder for _, folder in sorted(step_folders, reverse=True)]
+
+
+def resumed_run_configs(config: ResumeSettings) -> Iterator[Path]:
+    """Yield the run_config.yaml of each checkpoint that a run can resume from, newest first.
+
+    Those that cannot be read are left out, and those of Megatron-Bridge, which have other fields.
+    """
+    for folder in resumable_directories(config):
+        file = folder / RUN_CONFIG
+        with suppress(OSError):  # the load reports the reason
+            if config.ckpt_step in (None, step_of(folder)) and file.is_file() and not written_by_bridge(file):
+                yield file
+
+
+def loads_from(config: ResumeSettings, folder: Path | str | None) -> bool:
+    """Return whether a run loads its checkpoints, or a named one, from a folder of checkpoints."""
+    if config.load is None or folder is None:
+        return False
+    load = Path(config.load)
+    root = load.parent if step_of(load) is not None else load
+    return is_same_folder(str(root), str(folder))
 
 
 def is_checkpoint_file(file: Path, *, weights: object) -> bool:

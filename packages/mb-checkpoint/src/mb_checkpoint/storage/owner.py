@@ -63,11 +63,9 @@ def claim_storage(storage: Storage, root: Path, *, name: str, exclusive: bool = 
         StorageError: It belongs to another run, or another process of this machine writes there; or it failed.
         OSError: The identity could not be written to the folder.
     """
-    local_run, current = run_of_folder(root), read_owner(storage)
+    current = read_owner(storage)
     folder, host = str(root.absolute()), socket.gethostname()
-    run = local_run or (
-        current.run if current is not None and current.folder == folder else secrets.token_hex(6)
-    )
+    run = _known_run(root, current) or secrets.token_hex(6)
     owner = StorageOwner(
         run=run, folder=folder, host=host, process=_process(os.getpid()) if exclusive else ""
     )
@@ -89,6 +87,24 @@ def claim_storage(storage: Storage, root: Path, *, name: str, exclusive: bool = 
     put_json(storage, OWNER, asdict(owner))
     remember_run(root, run)
     return owner
+
+
+def _known_run(root: Path, owner: StorageOwner | None) -> str | None:
+    """Return the identity of the run in a folder, which an empty one takes over from a storage; None for a new run."""
+    local_run = run_of_folder(root)
+    if local_run is None and owner is not None and owner.folder == str(root.absolute()):
+        return owner.run
+    return local_run
+
+
+def is_of_run(storage: Storage, root: Path) -> bool:
+    """Return whether `claim_storage` would find the run in a folder to be that of a storage, or the storage to be free.
+
+    Raises:
+        StorageError: The storage failed, or its record is damaged.
+    """
+    owner = read_owner(storage)
+    return owner is None or _known_run(root, owner) == owner.run
 
 
 def require_owner(storage: Storage, owner: StorageOwner) -> None:

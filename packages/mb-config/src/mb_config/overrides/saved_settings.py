@@ -35,6 +35,9 @@ class SavedSettings:
     file: Path
     """YAML file of a configuration; may be missing."""
 
+    content: str | None = None
+    """Content of the file, if it is not on this machine; None: the file is read."""
+
     ignored: Collection[str] = ()
     """Paths that are not compared."""
 
@@ -47,10 +50,10 @@ class SavedSettings:
         Raises:
             SavedSettingsError: The file is damaged.
         """
-        if not self.file.exists():
+        if self.content is None and not self.file.exists():
             return None
         try:
-            text = self.file.read_text(encoding="utf-8")
+            text = self.file.read_text(encoding="utf-8") if self.content is None else self.content
             if not text.strip():
                 raise ConfigReadError("it is empty")
             return parse_yaml(text, name="").data
@@ -95,20 +98,25 @@ def difference_lines(differences: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def changed_settings_message(
-    folder: Path, differences: Mapping[str, tuple[Any, Any]], *, fixed: Sequence[str] = ()
+    source: Path | str,
+    differences: Mapping[str, tuple[Any, Any]],
+    *,
+    fixed: Sequence[str] = (),
+    other: str = "another folder with --out",
 ) -> str:
-    """Return the message that a run folder holds a run with other settings, for a command that would resume it.
+    """Return the message that a run folder or a checkpoint has other settings, for a command that would resume it.
 
     Args:
-        folder: The run folder; its checkpoints are in `checkpoints`.
+        source: The run folder or the checkpoint.
         differences: Dotted path -> (saved, current), as `SavedSettings.differences` returns them.
         fixed: Paths among them that cannot change, because they determine the shape of a checkpoint's weights.
+        other: What a separate run needs.
     """
-    fix = "Choose another folder with --out, or resume with the new settings with --resume-with-changes."
+    fix = f"Choose {other}, or resume with the new settings with --resume-with-changes."
     if fixed:
         fix = (
-            f"{', '.join(fixed)} cannot be changed here: the shapes of the weights in {folder / 'checkpoints'} follow "
-            "from them. Restore the old values, or choose another folder with --out."
+            f"{', '.join(fixed)} cannot be changed here: the shapes of the stored weights follow from them. Restore "
+            f"the old values, or choose {other}."
         )
     lines = difference_lines(differences)
-    return f"{folder}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"
+    return f"{source}: holds a run with other settings, and resuming would mix the two.\n{lines}\n{fix}"

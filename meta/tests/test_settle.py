@@ -105,6 +105,18 @@ def test_a_run_folder_is_no_url(out):
         RunFolder.named(out, name="x")
 
 
+@pytest.mark.parametrize("out", ["/runs/caf\udce9", "run"])
+def test_a_run_folder_whose_path_is_not_utf_8_is_refused(tmp_path, monkeypatch, out):
+    """Also one in such a working directory."""
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(RunFolderNameError, match=r"--out: /.*caf\\udce9.* is not UTF-8"):
+        RunFolder.named(out, name="x")
+    with pytest.raises(RunFolderNameError, match="is not UTF-8"):
+        RunFolder.named(None, name="x")
+
+
 def test_a_load_that_leads_to_nothing_is_refused_with_the_nearest_folder(tmp_path):
     (tmp_path / "base" / "iter_0000012").mkdir(parents=True)
     with pytest.raises(

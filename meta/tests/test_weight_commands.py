@@ -92,3 +92,12 @@ def test_an_output_folder_with_files_is_rejected(run, command, tmp_path):
         f"--out: {tmp_path} holds files, which would be mixed with the new ones. Name another."
         in answer.stderr
     )
+
+
+@pytest.mark.parametrize(
+    "command", [["import-hf", "model"], ["export-hf", "run"], ["export-hf", "run", "--part", "1/2"]]
+)
+def test_an_output_folder_that_is_not_utf_8_is_rejected(run, command, tmp_path):
+    answer = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "caf\udce9")])
+    assert answer.exit_code == 2
+    assert "caf\\udce9 is not UTF-8. Name another folder." in answer.stderr

@@ -234,6 +234,17 @@ def test_a_console_that_cannot_be_written_does_not_end_the_run(overrides, tmp_pa
     assert "no space left on device; the run continues" in (out / "log.txt").read_text()
 
 
+@pytest.mark.slow
+def test_a_run_whose_standard_streams_are_closed_trains(overrides, tmp_path):
+    """As `mb pretrain <&- >&- 2>&-`, on two ranks; its output is in log.txt."""
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "mb_trainer", "pretrain", *overrides, "--nproc", "2", "--out", str(out)]
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *words], check=False)
+    assert (done.returncode, {*losses(out)}) == (0, {*range(1, 21)})
+    assert (out / "checkpoints" / "iter_0000020").is_dir()
+    assert "finished all 20 steps" in (out / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("name", ["run_config.yaml", "metrics.jsonl", "events.jsonl", "log.txt"])
 def test_a_named_pipe_in_a_run_folder_is_rejected_before_it_is_opened(overrides, tmp_path, name):
     out = tmp_path / "run"

@@ -21,6 +21,12 @@ class UnwritableFolderError(TrainerError, OSError):
     """Error for a run folder that cannot be written."""
 
 
+class OutputNameError(TrainerError, ValueError):
+    """Error for an output folder whose path is not UTF-8."""
+
+    bad_input = True
+
+
 class UserCodeError(TrainerError, ValueError):
     """Code of the user that the configuration leaves without a purpose."""
 

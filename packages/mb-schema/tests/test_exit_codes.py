@@ -1,6 +1,7 @@
 """Exit codes of programs, and the messages of their errors."""
 
 import errno
+import os
 import sys
 
 import pytest
@@ -39,6 +40,17 @@ def test_an_error_of_the_user_is_one_line_and_a_code(outcome, code, printed, cap
 def test_a_path_that_cannot_be_used_is_bad_input(capsys):
     assert exit_code(lambda: run(OSError(errno.EACCES, "Permission denied", "a"))) == BAD_INPUT
     assert capsys.readouterr().err.startswith("error: a: cannot be used (Permission denied)")
+
+
+def test_a_name_that_is_not_utf_8_is_bad_input(tmp_path, capsys):
+    name = os.fsdecode(b"caf\xe9")
+    assert exit_code(lambda: run((tmp_path / "file").write_text(name, encoding="utf-8"))) == BAD_INPUT
+    assert capsys.readouterr().err.startswith(r"error: caf\udce9: is not UTF-8, and cannot be written")
+
+
+def test_text_that_another_encoding_lacks_is_no_bad_input():
+    with pytest.raises(UnicodeEncodeError):
+        exit_code(lambda: run("é".encode("ascii")))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import typer
 from mb_checkpoint.trainer_api import app as mb_checkpoint_app
 from mb_config.trainer_api import OverridesWithDashes, add_import_option, version_option
 from mb_guard.trainer_api import diagnosis
+from mb_schema.standard_streams import open_standard_streams
 from mb_trainer.cli.configs import configs
 from mb_trainer.cli.data import data
 from mb_trainer.cli.launch import launch
@@ -54,6 +55,7 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    open_standard_streams()
     # torch warns when the package `pynvml` is installed. nvidia-resiliency-ext requires it: a user cannot change that
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
     program = typer.main.get_command(app)

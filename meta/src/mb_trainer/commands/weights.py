@@ -8,7 +8,9 @@ from typing import Any
 
 import mb_host
 from mb_models.trainer_api import ExportPart, OutputExistsError
+from mb_schema.paths import is_utf8, printable
 from mb_trainer.commands.errors import reported
+from mb_trainer.errors import OutputNameError
 
 
 def converter() -> Any:
@@ -21,7 +23,7 @@ def import_hf(folder: Path, out: Path) -> int:
     """Write checkpoint and configuration from a Hugging Face folder, and return the exit code."""
 
     def work() -> int:
-        require_new(out)
+        require_usable(out)
         parameters = converter().import_folder(folder, out)
         print(f"{parameters / 1e6:.1f} M parameters in {out / 'checkpoints'}")
         print(f"fine-tune them: mb finetune {out / 'run_config.yaml'}")
@@ -43,8 +45,7 @@ def export_hf(
     """Write the newest checkpoint of a run as a Hugging Face folder, and return the exit code."""
 
     def work() -> int:
-        if part.count == 1:
-            require_new(out)
+        require_usable(out, shared=part.count > 1)
         step = converter().export_run(
             run,
             out,
@@ -62,13 +63,16 @@ def export_hf(
     return reported(work)
 
 
-def require_new(out: Path) -> None:
-    """Reject an output folder with files.
+def require_usable(out: Path, *, shared: bool = False) -> None:
+    """Reject an output folder that libraries cannot write, and one with files unless other processes write to it.
 
     Raises:
-        OutputExistsError: the output folder has files, which would be mixed with the new ones.
+        OutputNameError: its path is not UTF-8.
+        OutputExistsError: it has files, which would be mixed with the new ones.
     """
-    if out.is_dir() and any(out.iterdir()):
+    if not is_utf8(str(out)):
+        raise OutputNameError(f"--out: {printable(str(out))} is not UTF-8. Name another folder.")
+    if not shared and out.is_dir() and any(out.iterdir()):
         raise OutputExistsError(
             f"--out: {out} holds files, which would be mixed with the new ones. Name another."
         )

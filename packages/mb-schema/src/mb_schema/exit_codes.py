@@ -7,6 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 from mb_schema.errors import PackageError
+from mb_schema.paths import printable
+from mb_schema.standard_streams import open_standard_streams
 from mb_schema.unusable_paths import unusable_path
 
 DONE = 0
@@ -24,6 +26,12 @@ def message_of(error: BaseException) -> tuple[str, int] | None:
         return str(error), BAD_INPUT if error.bad_input else FAILURE
     if isinstance(error, OSError) and (unusable := unusable_path(error)) is not None:
         return unusable, BAD_INPUT
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        text = printable(error.object)
+        return (
+            f"{text[:200]}: is not UTF-8, and cannot be written to a file of text. Rename the file or folder.",
+            BAD_INPUT,
+        )
     return None
 
 
@@ -67,6 +75,7 @@ def run_program(distribution: str, application: str) -> None:
         distribution: Name of the package and of its program, such as "mb-data".
         application: Function that runs the command line, as "module:name".
     """
+    open_standard_streams()
     module, _, name = application.partition(":")
     try:
         getattr(import_module(module), name)()

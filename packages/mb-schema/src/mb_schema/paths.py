@@ -17,6 +17,16 @@ def is_url(value: object) -> bool:
     return isinstance(value, str) and _URL.match(value.strip()) is not None
 
 
+def is_utf8(path: str) -> bool:
+    """Return whether a path is UTF-8, so that it can be written to a file; Python keeps other bytes as surrogates."""
+    return printable(path) == path
+
+
+def printable(path: str) -> str:
+    """Return a path with each byte that is not UTF-8 as an escape."""
+    return path.encode(errors="backslashreplace").decode()
+
+
 def paths_in(value: object) -> Iterator[str]:
     """Yield every text in a value: the value itself, items of lists and tuples, and values of mappings."""
     if isinstance(value, str):

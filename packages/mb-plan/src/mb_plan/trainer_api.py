@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from mb_plan.cli.plan_report import print_plan as print_plan
     from mb_plan.cli.plan_report import write_memory_chart as write_memory_chart
     from mb_plan.cli.plan_report import write_step_chart as write_step_chart
+    from mb_plan.cli.step_report import print_fitting as print_fitting
     from mb_plan.cli.step_report import print_prediction as print_prediction
     from mb_plan.cli.step_report import print_saves as print_saves
     from mb_plan.cli.sweep_report import print_report as print_report
     from mb_plan.cli.sweep_report import with_progress as with_progress
     from mb_plan.cli.sweep_report import write_sweep_chart as write_sweep_chart
+    from mb_plan.sweep.fitting import fitting_changes as fitting_changes
     from mb_plan.sweep.grid import AxisLike as AxisLike
     from mb_plan.sweep.layouts import splits_sequences_where_possible as splits_sequences_where_possible
     from mb_plan.sweep.points import SweepReport as SweepReport

@@ -170,6 +170,7 @@ def _run(
         run, fixed={field: size for field, size in fixed.items() if size is not None}, number=top
     )
     best = points[0]
+    fitting = None if best.fits is not False else runs.fitting_change(run, best)
     if chart is not None:
         report.write_memory_chart(chart, best.plan, title=f"{name}: memory per GPU", gpu=run.gpu)
         if explained:
@@ -178,13 +179,20 @@ def _run(
     if as_json:
         print(
             json.dumps(
-                {**best.plan.to_dict(), "batch": run.global_batch_size, **_layouts_as_data(best, points)},
+                {
+                    **best.plan.to_dict(),
+                    "batch": run.global_batch_size,
+                    "fits_with": None if fitting is None else fitting.to_dict(),
+                    **_layouts_as_data(best, points),
+                },
                 indent=2,
             )
         )
     else:
         report.print_plan(best.plan, name=name or "model", gpu=run.gpu)
         step.print_prediction(best.prediction, precision_gpu=run.gpu, explained=explained)
+        if best.fits is False:
+            step.print_fitting(fitting)
         import_module("mb_plan.cli.sweep_report").print_layouts(points)
         if described["global_batch_size"] is None:
             print(f"planned for {run.global_batch_size:,} sequences in a step: --batch N", file=sys.stderr)

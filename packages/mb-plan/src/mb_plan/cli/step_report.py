@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 
 from rich.console import Console
 
+from mb_plan.sweep.points import SweptPoint
 from mb_plan.time.durations import duration
 from mb_plan.time.prediction import WAITING, Prediction
 from mb_plan.time.saves import SavePlan
@@ -52,6 +54,28 @@ def _lines(prediction: Prediction, *, gpu: str) -> Iterator[tuple[str, str]]:
         f"({error.of}), predicted without those of the same {'GPU' if error.left_out == 'gpu' else 'model'}; "
         f"for the mean of Megatron-Bridge's releases {' to '.join(error.releases)}",
     )
+
+
+def print_fitting(point: SweptPoint | None) -> None:
+    """Print the cheapest change with which a run fits, as settings; None: none was found."""
+    if point is None or point.plan is None or point.plan.needed_bytes is None:
+        print(
+            "fits with        none of the changes tried: recomputation, parallel sizes, optimizer state on the host"
+        )
+        return
+    print(f"fits with        {' '.join(shlex.quote(setting) for setting in point.settings)}")
+    text = f"{point.plan.needed_bytes / 2**30:,.2f} GiB"
+    if point.prediction is not None:
+        text += f", {duration(point.prediction.step_seconds)} a step"
+    uncounted = [
+        name
+        for path, name in (
+            ("optimizer.optimizer_cpu_offload", "the optimizer's step on the host"),
+            ("model.recompute_modules", "the recomputation of modules"),
+        )
+        if path in point.values
+    ]
+    print(f"{'':17}{text}" + (f" and {' and '.join(uncounted)}" if uncounted else ""))
 
 
 def bars(prediction: Prediction) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,11 @@ class SweptPoint:
     """GPU of the sweep."""
     problems: Sequence[Problem] = ()
     """Errors of the resolved configuration, including settings that resolving rejects."""
+
+    @property
+    def settings(self) -> list[str]:
+        """Values as overrides of a command line, not quoted for a shell."""
+        return [f"{path}={_as_setting(value)}" for path, value in self.values.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the point as JSON data."""
@@ -67,6 +73,12 @@ class SweptPoint:
             "bytes_per_rank": None if plan is None else plan.peak.rank_bytes.total,
             "bubble_fraction": None if plan is None else plan.bubble_fraction,
         }
+
+
+def _as_setting(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_as_setting, value))}]"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def values_as_written(
@@ -143,16 +155,17 @@ class SweepReport:
 def best_points(points: Sequence[SweptPoint], number: int | None) -> list[SweptPoint]:
     """Return the points of runs that start, the best first, at most `number`.
 
-    A point that fits the memory precedes one that does not, then comes the higher predicted throughput. Points without
-    a prediction follow: the least pipeline waiting first, then the least memory per rank.
+    A point that fits the memory precedes one that does not, then comes the higher predicted throughput; of those that
+    do not fit the least memory is first. Points without a prediction follow: the least pipeline waiting first, then the
+    least memory per rank.
     """
     unknown = float("inf")
 
-    def rank(point: SweptPoint) -> tuple[bool, float, float, float]:
+    def rank(point: SweptPoint) -> tuple[float, float, float, float]:
         waiting, size = (point.statistics[name] for name in ("bubble_fraction", "bytes_per_rank"))
         speed = 0.0 if point.prediction is None else point.prediction.tokens_per_second_per_gpu
         return (
-            point.fits is False,
+            (size or 0.0) if point.fits is False else 0.0,
             -speed,
             unknown if waiting is None else waiting,
             unknown if size is None else size,

@@ -21,6 +21,7 @@ from mb_plan.errors import ModelFileError, PlanError
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.shape.model_shape import read_shape
+from mb_plan.sweep.fitting import fitting_changes
 from mb_plan.sweep.layouts import layout_axes
 from mb_plan.sweep.points import SweptPoint, best_points
 from mb_plan.time.gpus import GPU_SPEEDS
@@ -207,6 +208,14 @@ def best_layouts(
     if not points:
         raise PlanError(f"no parallel layout of the model is possible on {run.gpus} GPUs. {reason}".strip())
     return best_points(points, number)
+
+
+def fitting_change(run: RunDescription, point: SweptPoint) -> SweptPoint | None:
+    """Return the cheapest change with which a run in a layout that does not fit fits; None: none was found."""
+    if point.plan is None:
+        return None
+    sections = run.sections({path.rpartition(".")[2]: value for path, value in point.values.items()})
+    return next(fitting_changes(sections, point.plan, gpu=run.gpu), None)
 
 
 def layouts(run: RunDescription, fixed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

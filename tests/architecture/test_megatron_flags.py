@@ -28,7 +28,7 @@ from megatron.training.arguments import add_megatron_arguments, parse_args, vali
 from megatron.training.training import get_megatron_optimizer_config  # noqa: E402
 
 import mb_config.megatron_lm  # noqa: E402
-from mb_config import scheduler_steps  # noqa: E402
+from mb_config import from_megatron_args, scheduler_steps  # noqa: E402
 from mb_config.container.yaml_file import dump_yaml  # noqa: E402
 from mb_config.mcore import build_scheduler, to_megatron  # noqa: E402
 from mb_config.megatron_lm.argument_values import Arguments  # noqa: E402
@@ -328,6 +328,45 @@ def test_a_command_line_becomes_the_run_that_megatron_builds_from_it(seed, monke
         (args.accumulate_allreduce_grads_in_fp32, args.overlap_grad_reduce, args.overlap_param_gather),
         (args.check_for_nan_in_loss_and_grad, args.seed, args.te_rng_tracker),
     )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parsed_arguments_become_what_their_command_line_becomes(seed, monkeypatch):
+    """The namespace is that of Megatron-LM's own parser, before it is validated and after."""
+    words = command_line(seed).split()
+    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *words])
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    at_default = {dest for dest, value in parse_flags(words).items() if value == read_flags()[dest].default}
+    given = {dest: value for dest, value in parse_flags(words).items() if dest not in at_default}
+    expected = convert(given)
+    assert from_megatron_args(parser.parse_args(words)).nested() == expected.nested()
+    assert from_megatron_args(parse_args()).nested() == expected.nested()
+    try:
+        args = megatron_arguments(words, monkeypatch, world_size=8)
+    except (AssertionError, ValueError) as error:
+        pytest.skip(f"Megatron-LM rejects it: {error}"[:200])
+    validated = from_megatron_args(args).nested()
+    for section in ("optimizer", "scheduler", "train", "dataset", "tokenizer"):
+        assert {
+            name: validated[section].get(name) for name in expected.nested()[section]
+        } == expected.nested()[section]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--hybrid-layer-pattern M*-M",
+        "--decoder-seq-length 8 --encoder-num-layers 2 --vocab-extra-ids 100",
+        "--fim-data",
+    ],
+)
+def test_every_kind_of_model_and_data_is_a_section_of_the_trainer(flags, tmp_path):
+    sizes = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --data-path a"
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(convert(parse_flags(f"{sizes} {flags}".split())).nested()))
+    assert ConfigContainer.from_yaml(file).model.seq_length == 8
 
 
 def megatron_schedule(args, monkeypatch):

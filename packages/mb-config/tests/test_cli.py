@@ -420,7 +420,7 @@ def test_import_args_writes_a_file_and_lists_what_is_left(tmp_path):
     assert logged.splitlines()[1:] == [
         "not converted: --rl-profile: the trainer has no reinforcement learning",
         "options of torchrun, not part of a configuration: --nproc_per_node",
-        f"check it with: mb-config check {out} --world-size N --gpu h100",
+        f"check it with: mb-config check {out} --world-size 8 --gpu h100",
     ]
     text = out.read_text()
     assert text.startswith(
@@ -472,12 +472,29 @@ def test_a_script_with_its_own_arguments_and_flags_of_custom_code(tmp_path):
     words = ["import-args", script, "--set", "1=/data/x"]
     code, _, logged = mb_config(*words)
     assert code == 2
-    assert (
-        "--my-schedule: unknown flag of Megatron-LM. A flag of custom code is left out by --custom-flag="
-        in logged
-    )
+    assert "--my-schedule: unknown flag of Megatron-LM. --custom-flag=--my-schedule leaves it out." in logged
     code, printed, logged = mb_config(*words, "--custom-flag=--my-schedule", "--custom-flag=--my-switch")
     assert (code, yaml.safe_load(printed)["dataset"]["blend"]) == (0, [["/data/x"], None])
-    assert logged.splitlines()[:2] == ["left out: --my-schedule wsd 3", "left out: --my-switch"]
+    assert logged.splitlines()[1:3] == ["left out: --my-schedule wsd 3", "left out: --my-switch"]
+    assert mb_config("import-args", script, "/data/x", "--ignore-unknown") == (0, printed, logged)
     code, _, logged = mb_config(*words, "--custom-flag=--my-schedule", "--custom-flag=--no-such")
     assert (code, "--custom-flag --no-such: is not among the arguments" in logged) == (2, True)
+
+
+def test_a_functional_test_of_megatron_lm_is_converted(tmp_path):
+    file = tmp_path / "model_config.yaml"
+    flags = "  --num-layers: 2\n  --seq-length: 8\n  --data-path: ${DATA}/text\n  --bf16: true\n"
+    file.write_text(f"ENV_VARS:\n  NCCL_ALGO: Ring\n  N_REPEAT: 3\nMODEL_ARGS:\n{flags}")
+    code, printed, logged = mb_config("import-args", file, "--set", "DATA=/d", "--lr", "1e-3")
+    found = yaml.safe_load(printed)
+    assert (code, found["env_vars"], found["dataset"]["blend"]) == (
+        0,
+        {"NCCL_ALGO": "Ring"},
+        [["/d/text"], None],
+    )
+    assert (found["optimizer"]["lr"], found["model"]["bf16"]) == (1e-3, True)
+    assert "environment variable not carried: N_REPEAT" in logged
+    file.write_text("a: [")
+    assert "is not YAML" in mb_config("import-args", file)[2]
+    file.write_text("- a")
+    assert "is not a test case of Megatron-LM" in mb_config("import-args", file)[2]

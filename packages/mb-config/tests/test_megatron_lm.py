@@ -5,11 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from mb_config import from_megatron_args
 from mb_config.megatron_lm.argument_values import parse_value
 from mb_config.megatron_lm.arguments import megatron_arguments
-from mb_config.megatron_lm.conversion import convert
+from mb_config.megatron_lm.conversion import convert, convert_script
+from mb_config.megatron_lm.environment import carried_variables
 from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, read_flags
-from mb_config.megatron_lm.script import read_words
+from mb_config.megatron_lm.script import read_test_case, read_words
 
 SIZES = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --mock-data"
 SCRIPTS = Path(__file__).parent / "megatron_scripts"
@@ -83,7 +85,11 @@ def values(flags):
         ("--exp-avg-dtype bf16", {"optimizer.exp_avg_dtype": "bfloat16"}),
         (
             "--hybrid-layer-pattern M*-M",
-            {"model._target_": "HybridModelConfig", "model.hybrid_layer_pattern": "M*-M"},
+            {
+                "model._target_": "MambaModelConfig",
+                "model.hybrid_layer_pattern": "M*-M",
+                "model.num_layers": 4,
+            },
         ),
         ("--tensor-parallel-num-weight-shards 2", {"model.transformer.tensor_parallel_num_weight_shards": 2}),
         (
@@ -189,13 +195,13 @@ def test_flags_without_a_counterpart_have_a_reason():
     [
         ("--swiglu --squared-relu", "--swiglu and --squared-relu exclude each other"),
         ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
-        ("--spec a b", "only `--spec local` has a counterpart"),
+        ("--spec a b", "--spec a b: has no counterpart"),
         (
             "--pipeline-model-parallel-size 3 --num-layers-per-virtual-pipeline-stage 2",
             "do not divide --num-layers 8",
         ),
         ("--hiden-size 3", r"--hiden-size: unknown flag of Megatron-LM\. Did you mean --hidden-size"),
-        ("--qqqqqqq", "A flag of custom code is left out by --custom-flag=--qqqqqqq"),
+        ("--qqqqqqq", "--custom-flag=--qqqqqqq leaves it out"),
         ("--lr abc", "argument --lr: invalid float value: 'abc'"),
         ("--lr 1 2", "unexpected words: 2"),
     ],
@@ -297,7 +303,7 @@ class CheckpointDefaults(SimpleNamespace):
         "--group-query-attention --num-query-groups 2 --position-embedding-type rope --rotary-base 500000",
         "--num-experts 4 --moe-router-topk 1 --moe-ffn-hidden-size 32 --normalization RMSNorm",
         "--squared-relu --kv-channels 32 --lr 1e-3 --train-iters 10 --global-batch-size 8",
-        "--hybrid-layer-pattern M*-M --tensor-model-parallel-size 2",
+        "--hybrid-layer-pattern M*-MM*-M --tensor-model-parallel-size 2",
     ],
 )
 def test_settings_become_the_arguments_that_they_were_converted_from(flags):
@@ -313,3 +319,182 @@ def test_settings_become_the_arguments_that_they_were_converted_from(flags):
 def test_a_model_of_several_modules_has_no_arguments():
     config = SimpleNamespace(model=SimpleNamespace(vision_num_layers=2))
     assert megatron_arguments(config, padded_vocab_size=64, world_size=1) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|(tt|)*2ttL",
+            {
+                "model.pipeline_model_parallel_layout": "Ett|(tt|)*2ttL",
+                "model.virtual_pipeline_model_parallel_size": 2,
+            },
+        ),
+        ("--padded-vocab-size 512", {"model.vocab_size": 512}),
+        (
+            "--use-megatron-fsdp --megatron-fsdp-main-grads-dtype bf16",
+            {"ddp.use_megatron_fsdp": True, "ddp.megatron_fsdp_main_grads_dtype": "bfloat16"},
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --hybrid-layer-pattern M*|M-|M*|M-/M*",
+            {
+                "model._target_": "MambaModelConfig",
+                "model.num_layers": 8,
+                "model.virtual_pipeline_model_parallel_size": 2,
+            },
+        ),
+        (
+            "--hybrid-layer-pattern M* --mamba-num-heads 4",
+            {"model.mamba_num_heads": 4, "model.num_layers": 2},
+        ),
+        ("--vocab-file v --merge-file m", {"tokenizer.tokenizer_type": "GPT2BPETokenizer"}),
+    ],
+)
+def test_flags_that_set_several_fields(flags, expected):
+    found = converted(flags)
+    assert {path: {**found.defaults, **found.given}.get(path) for path in expected} == expected
+
+
+def test_a_t5_has_an_encoder_and_a_decoder():
+    flags = (
+        "--encoder-num-layers 12 --decoder-num-layers 6 --hidden-size 64 --num-attention-heads 4 --mask-prob 0.2 "
+        "--encoder-seq-length 512 --decoder-seq-length 114 --data-path a"
+    )
+    found = convert(parse_flags(flags.split())).nested()
+    assert {
+        name: found["model"][name] for name in ("_target_", "encoder_num_layers", "num_layers", "seq_length")
+    } == {
+        "_target_": "T5ModelConfig",
+        "encoder_num_layers": 12,
+        "num_layers": 6,
+        "seq_length": 512,
+    }
+    assert found["model"]["decoder_seq_length"] == found["dataset"]["decoder_seq_length"] == 114
+    assert (found["dataset"]["_target_"], found["dataset"]["noise_density"]) == ("T5DatasetConfig", 0.2)
+
+
+def test_a_vocabulary_of_one_file_is_no_gpt():
+    with pytest.raises(MegatronFlagError, match="--tokenizer-type: is missing"):
+        converted("--vocab-file bert-vocab.txt")
+
+
+@pytest.mark.parametrize(
+    ("flags", "dropped"),
+    [
+        (
+            "--ckpt-format torch",
+            {"--ckpt-format": "checkpoints are written as torch_dist, which Megatron-LM reads"},
+        ),
+        (
+            "--tokenizer-type NullTokenizer --tiktoken-pattern v2",
+            {"--tiktoken-pattern": "has no effect in Megatron-LM with --tokenizer-type NullTokenizer"},
+        ),
+        (
+            "--tp-comm-overlap-cfg a.yaml",
+            {"--tp-comm-overlap-cfg": "copy the contents of a.yaml to model.tp_comm_overlap_cfg"},
+        ),
+    ],
+)
+def test_values_without_a_counterpart_set_nothing(flags, dropped):
+    found = converted(flags)
+    assert found.dropped == dropped
+    assert (
+        not {"checkpoint.ckpt_format", "tokenizer.tiktoken_pattern", "model.tp_comm_overlap_cfg"}
+        & found.given.keys()
+    )
+
+
+def test_a_value_with_blanks_that_a_script_has_split():
+    given = parse_flags(["--step-batch-size-schedule", "0:16", "2.4B:320", "4.8B:624", "--lr", "1"])
+    assert given == {"step_batch_size_schedule": "0:16 2.4B:320 4.8B:624", "lr": 1}
+
+
+CUSTOM = read_words(f"{SIZES} --my-flag 3 4 --lr 1 --other")
+
+
+def test_unknown_flags_are_refused_all_at_once():
+    with pytest.raises(MegatronFlagError) as refused:
+        convert_script(CUSTOM)
+    assert str(refused.value).splitlines() == [
+        "--my-flag: unknown flag of Megatron-LM. --custom-flag=--my-flag leaves it out.",
+        "--other: unknown flag of Megatron-LM. --custom-flag=--other leaves it out.",
+        "Flags of custom code are left out by --ignore-unknown.",
+    ]
+
+
+def test_unknown_flags_are_left_out_with_their_values():
+    found = convert_script(CUSTOM, ignore_unknown=True)
+    assert found.left_out == ("--my-flag 3 4", "--other")
+    assert found.given["optimizer.lr"] == 1
+
+
+TEST_CASE = {
+    "ENV_VARS": {"CUDA_DEVICE_MAX_CONNECTIONS": 1, "N_REPEAT": 5},
+    "TEST_TYPE": "regular",
+    "MODEL_ARGS": {
+        "--num-layers": 12,
+        "--mock-data": True,
+        "--data-cache-path": "${CACHE}/x",
+        "--split": "949,50,1",
+        "--moe-layer-freq": "([0]*2+[1])",
+        "--cp-comm-type": "[p2p a2a]",
+        "--hierarchical-context-parallel-sizes": "2 2",
+    },
+}
+"""In the form of a model_config.yaml of Megatron-LM's functional tests."""
+
+
+def test_a_functional_test_of_megatron_lm():
+    read = read_test_case(TEST_CASE, variables={"CACHE": "/c"})
+    assert read.words == (
+        *("--num-layers", "12", "--mock-data", "--data-cache-path", "/c/x", "--split", "949,50,1"),
+        *("--moe-layer-freq", "([0]*2+[1])", "--cp-comm-type", "p2p", "a2a"),
+        *("--hierarchical-context-parallel-sizes", "2", "2"),
+    )
+    assert carried_variables(read.environment)[0] == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert read.notes == ("keys of the test that are not part of a configuration: TEST_TYPE",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "variables without a value: CACHE"),
+        ({"MODE": "inference"}, "MODE: is inference"),
+        ({"MODEL_ARGS": None}, "MODEL_ARGS: is not a mapping"),
+        ({"MODEL_ARGS": {"trainer.devices": 8}}, "trainer.devices: is a setting of NeMo"),
+    ],
+)
+def test_functional_tests_that_cannot_be_converted(change, message):
+    with pytest.raises(MegatronFlagError, match=message):
+        read_test_case({**TEST_CASE, **change})
+
+
+def test_environment_variables_are_carried_or_named():
+    carried, named = carried_variables(
+        {
+            "NCCL_ALGO": "Ring",
+            "MASTER_ADDR": "localhost",
+            "WANDB_API_KEY": "x",
+            "LD_PRELOAD": "/x.so",
+            "NVTE_DEBUG": "\ue000X\ue001",
+            "RUN_NAME": "a",
+        }
+    )
+    assert carried == {"NCCL_ALGO": "Ring"}
+    assert named == {
+        "MASTER_ADDR": "the launcher sets it",
+        "WANDB_API_KEY": "a secret; set it in the shell",
+        "LD_PRELOAD": "it loads code; set it in the shell",
+        "NVTE_DEBUG": "its value is not known without running the script",
+        "RUN_NAME": "no library of the training reads it; set it in the shell if custom code does",
+    }
+
+
+def test_unknown_arguments_of_a_namespace():
+    args = {"num_layers": 2, "seq_length": 8, "mock_data": True, "my_option": 1}
+    with pytest.raises(MegatronFlagError, match="unknown arguments of Megatron-LM: my_option"):
+        from_megatron_args(args)
+    found = from_megatron_args(SimpleNamespace(**args), ignore_unknown=True)
+    assert found.left_out == ("my_option",)
+    assert found.given["model.num_layers"] == 2

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from mb_config.megatron_defaults import MegatronField as MegatronField
     from mb_config.megatron_defaults import UnknownMegatronError as UnknownMegatronError
     from mb_config.megatron_defaults import megatron_fields as megatron_fields
+    from mb_config.megatron_lm.conversion import MegatronConversion as MegatronConversion
+    from mb_config.megatron_lm.namespace import from_megatron_args as from_megatron_args
     from mb_config.overrides.apply import apply_overrides as apply_overrides
     from mb_config.overrides.apply import apply_yaml as apply_yaml
     from mb_config.overrides.provenance import Provenance as Provenance

@@ -104,8 +104,9 @@ def import_args(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT | FLAGS",
-            help="A shell script with the arguments of pretrain_gpt.py, or the arguments.",
+            metavar="SCRIPT [ARGUMENTS] | FLAGS",
+            help="A shell script that starts pretrain_gpt.py, with its arguments; a model_config.yaml of Megatron-LM's "
+            "functional tests; or the flags. Flags after a script take precedence over its own.",
             show_default=False,
         ),
     ],
@@ -124,6 +125,13 @@ def import_args(
             show_default=False,
         ),
     ] = None,
+    ignore_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-unknown",
+            help="Leave out all flags that Megatron-LM does not know, those of custom code, and list them.",
+        ),
+    ] = False,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -137,14 +145,15 @@ def import_args(
     """Convert the arguments of Megatron-LM's pretrain_gpt.py to a YAML file of this project.
 
     Flags without a counterpart are listed on stderr, each with the reason. Defaults of Megatron-LM that change the
-    training and differ from those of the sections are written. Of a script, assignments and variables are understood;
-    nothing is executed.
+    training and differ from those of the sections are written. The statements of a script are followed without
+    running a program; environment variables that it sets become `env_vars`.
     """
     _run(
         "import_args:import_args",
         words=words,
         variables=variable or [],
         custom=custom or [],
+        ignore_unknown=ignore_unknown,
         out=file,
         program=context.find_root().info_name,
     )

@@ -5,21 +5,24 @@ that differ.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from mb_config.megatron_lm.argument_values import Arguments, parse_value
-from mb_config.megatron_lm.flag_table import TYPES, option_of, read_flags
-from mb_config.megatron_lm.no_counterpart import reason_without_counterpart
+from mb_config.megatron_lm.environment import carried_variables
+from mb_config.megatron_lm.flag_table import TYPES, option_of, parse_flags, read_flags, without_flags
+from mb_config.megatron_lm.no_counterpart import reason_of_value, reason_without_counterpart
+from mb_config.megatron_lm.script import ScriptWords
 from mb_config.megatron_lm.section_conversions import CONVERSIONS, NO_EFFECT_WITHOUT, is_converted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """Configuration converted from arguments."""
+class MegatronConversion:
+    """Configuration converted from arguments of Megatron-LM."""
 
     given: Mapping[str, Any]
     """Dotted path -> value that follows from the given flags."""
@@ -27,10 +30,16 @@ class Conversion:
     """Dotted path -> default of Megatron-LM that differs from the default of this project."""
     dropped: Mapping[str, str] = field(default_factory=dict)
     """Flag -> reason why nothing is set for it."""
+    left_out: tuple[str, ...] = ()
+    """Arguments of custom code, which Megatron-LM does not know."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the section `env_vars`."""
 
     def nested(self) -> dict[str, Any]:
         """Return the configuration as nested mappings, with the sections that must be present."""
         result: dict[str, Any] = {name: {} for name in REQUIRED_SECTIONS}
+        if self.variables:
+            result["env_vars"] = {**self.variables}
         values = {**self.given, **self.defaults}
         for path, value in sorted(values.items(), key=lambda item: not item[0].endswith("._target_")):
             *parents, name = path.split(".")
@@ -53,14 +62,11 @@ DEFAULT_ONLY_WITH: Mapping[str, str] = {
     "rotary_scaling_factor": "multi_latent_attention",
     "optimizer_offload_fraction": "optimizer_cpu_offload",
     "data_parallel_sharding_strategy": "use_megatron_fsdp",
-    "megatron_fsdp_main_params_dtype": "use_megatron_fsdp",
-    "megatron_fsdp_main_grads_dtype": "use_megatron_fsdp",
-    "megatron_fsdp_grad_comm_dtype": "use_megatron_fsdp",
 }
 """Argument -> the one without which it has no effect, so that its default is not written."""
 
 
-def convert(given: Mapping[str, Any]) -> Conversion:
+def convert(given: Mapping[str, Any]) -> MegatronConversion:
     """Convert arguments.
 
     Args:
@@ -73,7 +79,7 @@ def convert(given: Mapping[str, Any]) -> Conversion:
     explicit = {}
     for dest, value in given.items():
         flag = flags[dest]
-        if flag.path:
+        if flag.path and reason_of_value(dest, value, arguments) is None:
             explicit[flag.path] = value if flag.type in TYPES else parse_value(value)
     defaults = {
         flag.path: flag.default
@@ -87,8 +93,28 @@ def convert(given: Mapping[str, Any]) -> Conversion:
     dropped = {
         option_of(dest): reason for dest in given if (reason := _reason_dropped(dest, arguments)) is not None
     }
-    return Conversion(
+    return MegatronConversion(
         given=explicit, defaults={k: v for k, v in defaults.items() if k not in explicit}, dropped=dropped
+    )
+
+
+def convert_script(
+    script: ScriptWords, *, custom: Sequence[str] = (), ignore_unknown: bool = False
+) -> MegatronConversion:
+    """Convert the arguments of a script, with the environment variables that it sets for its training.
+
+    Args:
+        script: The arguments.
+        custom: Flags of custom code, which are left out.
+        ignore_unknown: Leave out all flags that Megatron-LM does not know.
+
+    Raises:
+        MegatronFlagError: A flag is unknown or cannot be converted.
+    """
+    kept, left_out = without_flags(script.words, custom, unknown=ignore_unknown)
+    variables, _ = carried_variables(script.environment)
+    return replace(
+        convert(parse_flags(kept)), left_out=tuple(shlex.join(flag) for flag in left_out), variables=variables
     )
 
 
@@ -99,6 +125,9 @@ def _reason_dropped(dest: str, arguments: Arguments) -> str | None:
         return f"has no effect in Megatron-LM without {option_of(needed)}"
     if dest == "sequence_parallel" and arguments["tensor_model_parallel_size"] == 1:
         return "has no effect in Megatron-LM without tensor parallelism"
+    reason = reason_of_value(dest, arguments[dest], arguments)
+    if reason is not None:
+        return reason
     flag = read_flags()[dest]
     return None if flag.path or is_converted(dest) else reason_without_counterpart(flag)
 

@@ -53,6 +53,10 @@ def read_flags() -> Mapping[str, Flag]:
     }
 
 
+WITH_BLANKS = ("step_batch_size_schedule",)
+"""Arguments whose value contains blanks, at which a script splits it unless it quotes the list with the value."""
+
+
 def parse_flags(words: Sequence[str]) -> dict[str, Any]:
     """Return dest -> value for the flags in the words.
 
@@ -60,14 +64,72 @@ def parse_flags(words: Sequence[str]) -> dict[str, Any]:
         MegatronFlagError: A flag is unknown, lacks its value, or has an invalid one. The message names all unknown
             flags with similar names.
     """
-    parser = _parser()
-    given, unknown = parser.parse_known_args([*words])
+    unknown = [word for word in words if word.startswith("--") and not _is_known(word)]
     if unknown:
+        names = dict.fromkeys(word.partition("=")[0] for word in unknown)
         raise MegatronFlagError(
-            "\n".join(_unknown_flag(word) for word in unknown if word.startswith("-"))
-            or f"unexpected words: {' '.join(unknown)}. Each value belongs to the flag before it."
+            "\n".join(
+                [
+                    *(_unknown_flag(name) for name in names),
+                    "Flags of custom code are left out by --ignore-unknown.",
+                ]
+            )
+        )
+    given, unexpected = _parser().parse_known_args(_with_joined_blanks(words))
+    if unexpected:
+        raise MegatronFlagError(
+            f"unexpected words: {' '.join(unexpected)}. Each value belongs to the flag before it. A script that holds "
+            'the value in a list quotes it: "${NAME[@]}".'
         )
     return vars(given)
+
+
+def without_flags(
+    words: Sequence[str], names: Sequence[str] = (), *, unknown: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """Return the words without some flags and their values, and each of these flags with its values.
+
+    Args:
+        words: Flags and their values.
+        names: Flags to leave out.
+        unknown: Leave out all flags that Megatron-LM does not know as well.
+
+    Raises:
+        MegatronFlagError: One of `names` is not among the words.
+    """
+    kept: list[str] = []
+    left_out: list[list[str]] = []
+    leaves = False
+    for word in words:
+        if word.startswith("--"):
+            leaves = word.partition("=")[0] in names or (unknown and not _is_known(word))
+            left_out += [[]] if leaves else []
+        (left_out[-1] if leaves else kept).append(word)
+    missing = sorted({*names} - {flag[0].partition("=")[0] for flag in left_out})
+    if missing:
+        raise MegatronFlagError(f"--custom-flag {missing[0]}: is not among the arguments. Leave it out.")
+    return kept, left_out
+
+
+@cache
+def flags_by_option() -> Mapping[str, Flag]:
+    """Return the flags by each of their options."""
+    return {option: flag for flag in read_flags().values() for option in flag.options}
+
+
+def _is_known(word: str) -> bool:
+    return word.partition("=")[0] in flags_by_option()
+
+
+def _with_joined_blanks(words: Sequence[str]) -> list[str]:
+    joined: list[str] = []
+    options = [option for dest in WITH_BLANKS for option in read_flags()[dest].options]
+    for word in words:
+        if len(joined) > 1 and joined[-2] in options and not word.startswith("--"):
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,12 +155,10 @@ class _Parser(argparse.ArgumentParser):
         raise MegatronFlagError(message)
 
 
-def _unknown_flag(word: str) -> str:
-    name = word.partition("=")[0]
-    options = [option for flag in read_flags().values() for option in flag.options]
-    near = difflib.get_close_matches(name, options, n=2, cutoff=0.8)
+def _unknown_flag(name: str) -> str:
+    near = difflib.get_close_matches(name, [*flags_by_option()], n=2, cutoff=0.8)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"{name}: unknown flag of Megatron-LM.{hint} A flag of custom code is left out by --custom-flag={name}."
+    return f"{name}: unknown flag of Megatron-LM.{hint} --custom-flag={name} leaves it out."
 
 
 def option_of(dest: str) -> str:

@@ -1,7 +1,9 @@
 """Reasons why a flag of Megatron-LM sets nothing in a configuration of this project."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from mb_config.megatron_lm.argument_values import Arguments
 from mb_config.megatron_lm.flag_table import Flag
 
 NO_EFFECT: Mapping[str, str] = {
@@ -40,6 +42,36 @@ GROUPS: Mapping[str, str] = {
     "sft": "see FinetuningDatasetConfig for fine-tuning data",
 }
 """Title of a group in Megatron-LM's help -> reason for all its arguments without a counterpart."""
+
+
+VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "ckpt_format": (("torch", "torch_dcp"), "checkpoints are written as torch_dist, which Megatron-LM reads"),
+    "timing_log_level": ((1, 2), "timers of parts of a step synchronize with the device; use the profiler"),
+    "test_mode": ((True,), "there is no such mode; the metrics of a run are in metrics.jsonl"),
+    "is_hybrid_model": ((True,), "a hybrid is known by its pattern"),
+    "init_model_with_meta_device": ((True,), "parameters are created on their device"),
+}
+"""Argument -> values that set nothing, and why."""
+
+_ONLY_WITH_TOKENIZER = {
+    "tiktoken_pattern": "TikTokenizer",
+    "tiktoken_num_special_tokens": "TikTokenizer",
+    "vocab_file": "GPT2BPETokenizer",
+    "merge_file": "GPT2BPETokenizer",
+}
+
+
+def reason_of_value(dest: str, value: Any, arguments: Arguments) -> str | None:
+    """Return why the value of an argument sets nothing; None if it sets a field."""
+    values, reason = VALUES.get(dest, ((), ""))
+    if value in values:
+        return reason
+    kind, needed = arguments["tokenizer_type"], _ONLY_WITH_TOKENIZER.get(dest)
+    if needed is not None and kind not in (None, needed) and not kind.startswith("Bert"):
+        return f"has no effect in Megatron-LM with --tokenizer-type {kind}"
+    if dest == "tp_comm_overlap_cfg":
+        return f"copy the contents of {value} to model.tp_comm_overlap_cfg"
+    return None
 
 
 def reason_without_counterpart(flag: Flag) -> str:

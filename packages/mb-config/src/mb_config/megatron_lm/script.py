@@ -1,21 +1,30 @@
-"""Words of a command line, read from a text or from a shell script that starts Megatron-LM."""
+"""Arguments of Megatron-LM in a text, in a shell script that starts it, or in a YAML file of its functional tests."""
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from mb_config.megatron_lm.flag_table import MegatronFlagError
+from mb_config.megatron_lm.flag_table import MegatronFlagError, flags_by_option
+from mb_config.megatron_lm.programs import reject_nemo, reject_program
+from mb_config.megatron_lm.shell.expansion import MARK, Expander, marked_names
+from mb_config.megatron_lm.shell.interpreter import (
+    Interpretation,
+    StartedCommand,
+    holds_flags,
+    interpret,
+    passed_environment,
+)
 
-_ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*|\d+))")
-_SHELL = re.compile(r"(?:\S*/)?(?:ba)?sh")
-_SHELL_COMMAND = re.compile(r"-[a-z]*c")
 LAUNCHER = re.compile(
     r"--(nproc[-_]per[-_]node|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_]\w+|max[-_]restarts|tee"
     r"|log[-_]dir|standalone|local[-_]ranks[-_]filter)(=.*)?"
 )
 """Options of torchrun, which stand in the same scripts."""
+
+_MODULES_THAT_LAUNCH = ("torch.distributed.run", "torch.distributed.launch")
+_PRINTING = ("echo", "printf", "export")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,147 +33,247 @@ class ScriptWords:
 
     words: tuple[str, ...]
     """Flags of Megatron-LM and their values."""
+    program: str = ""
+    """Python program that gets them, such as `pretrain_gpt.py`; empty if the text has flags only."""
     launcher: tuple[str, ...] = ()
-    """Options of torchrun and their values."""
+    """Options of torchrun, without their values."""
+    world_size: int | None = None
+    """Processes that torchrun would start; None if the script does not determine them."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the script sets for the program, as far as their values are known."""
+    notes: tuple[str, ...] = ()
+    """What the words depend on: variables taken as empty, conditions that could not be decided, files not read."""
 
 
-def read_words(text: str, *, variables: Mapping[str, str] | None = None) -> ScriptWords:
+def read_words(
+    text: str,
+    *,
+    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    path: Path | None = None,
+) -> ScriptWords:
     """Return the flags in a text: arguments as on a command line, or a shell script.
 
-    Of a script, simple assignments (`NAME=value`, `NAME=(--flag value)`, `NAME+=`), `$NAME`, `${NAME}`,
-    `${NAME:-default}` and `${NAME[@]}` are understood, also in the command of `sh -c "..."`; nothing is executed.
+    Of a script, the statements are followed as bash would: variables, lists, arithmetic, `if`, `case`, `for`,
+    functions, here-documents, sourced files, `eval` and the command of `sh -c "..."`. Nothing is executed.
 
     Args:
         text: The text.
-        variables: Values of variables, which take precedence over those in the script.
+        variables: Values of variables, which take precedence over those in the script. A number is an argument of the
+            script.
+        arguments: Arguments of the script, `$1` and so on. From the first flag on, they follow the script's own flags,
+            so that they take precedence, unless the script itself reads its arguments in one go (`"$@"`).
+        path: The script, next to which the files that it sources are found.
 
     Raises:
         MegatronFlagError: The text cannot be split into words, or a variable has no value.
     """
-    known = dict(variables or {})
-    commands: list[str] = []
-    for line in _statements(text):
-        assigned = _ASSIGNMENT.fullmatch(line)
-        if assigned is None:
-            commands.append(_command_of_shell(line))
-        elif assigned[1] not in (variables or {}):
-            value = _value(assigned[3])
-            known[assigned[1]] = f"{known.get(assigned[1], '')} {value}" if assigned[2] else value
-    used = next((line for line in reversed(commands) if "--" in _expand(line, known, strict=False)), None)
-    if used is None:
+    if text.lstrip().startswith("-"):
+        return _flags_of_text(text, variables or {})
+    found = interpret(text, variables=variables or {}, arguments=arguments, path=path)
+    flags_from = next((n for n, word in enumerate(arguments) if word.startswith("--")), len(arguments))
+    further = () if found.uses_arguments else tuple(arguments[flags_from:])
+    chosen, notes = _chosen_command(found)
+    program, before, after = _split(chosen.words)
+    reject_program(program)
+    words, empty = _known_words([*after, *further])
+    notes += [f"{name} is not set and taken as empty" for name in empty]
+    notes += [f"not decided, taken as false: {condition}" for condition in dict.fromkeys(found.undecided)]
+    notes += [f"not read: {name}: no such file" for name in dict.fromkeys(found.not_read)]
+    return ScriptWords(
+        words=tuple(words),
+        program=program,
+        launcher=tuple(word for word in before if word.startswith("--")),
+        world_size=_world_size(before),
+        environment={**chosen.environment, **passed_environment(before)},
+        notes=tuple(notes),
+    )
+
+
+def _flags_of_text(text: str, variables: Mapping[str, str]) -> ScriptWords:
+    """Return the flags in a text that is no script."""
+    expander = Expander(variables, (), "script.sh")
+    try:
+        written = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise MegatronFlagError(f"the arguments cannot be split into words: {error}.") from error
+    words, empty = _known_words(
+        [item for word in written for item in expander.words(word)] if "$" in text else written
+    )
+    return ScriptWords(
+        words=tuple(words), notes=tuple(f"{name} is not set and taken as empty" for name in empty)
+    )
+
+
+def read_test_case(
+    settings: Mapping[str, object], *, variables: Mapping[str, str] | None = None
+) -> ScriptWords:
+    """Return the flags of a `model_config.yaml` of Megatron-LM's functional tests.
+
+    Args:
+        settings: Contents of the file, with `MODEL_ARGS` and `ENV_VARS`.
+        variables: Values of the variables in it, such as `DATA_PATH`.
+
+    Raises:
+        MegatronFlagError: It has no flags, it does not train, or a variable has no value.
+    """
+    flags, environment = settings.get("MODEL_ARGS"), settings.get("ENV_VARS") or {}
+    if not isinstance(flags, Mapping) or not isinstance(environment, Mapping):
+        raise MegatronFlagError(
+            "MODEL_ARGS: is not a mapping of flags to values. Pass a test case that has one."
+        )
+    if settings.get("MODE", "pretraining") != "pretraining":
+        raise MegatronFlagError(f"MODE: is {settings['MODE']}. Only test cases that train can be converted.")
+    expander = Expander(variables or {}, (), "model_config.yaml")
+    words = [word for flag, value in flags.items() for word in _test_words(str(flag), value, expander)]
+    reject_nemo(words)
+    known, empty = _known_words(words)
+    others = sorted(set(settings) - {"MODEL_ARGS", "ENV_VARS", "MODE"})
+    return ScriptWords(
+        words=tuple(known),
+        environment={str(name): expander.document(str(value)) for name, value in environment.items()},
+        notes=(
+            *(f"{name} is not set and taken as empty" for name in empty),
+            *(
+                [f"keys of the test that are not part of a configuration: {', '.join(others)}"]
+                if others
+                else ()
+            ),
+        ),
+    )
+
+
+def _test_words(flag: str, value: object, expander: Expander) -> list[str]:
+    """Return the words of a flag as the runner of the functional tests writes them."""
+    if value is True:
+        return [flag]
+    text = str(value).strip()
+    if text.startswith("[") and text.endswith("]"):
+        return [
+            flag,
+            *(item for word in re.split(r"[\s,]+", text[1:-1].strip()) for item in expander.words(word)),
+        ]
+    known = flags_by_option().get(flag)
+    several = known is not None and known.nargs is not None
+    if text.startswith("$") or (several and "(" not in text):
+        return [flag, *(item for word in text.split() for item in expander.words(word))]
+    return [flag, expander.document(text)]
+
+
+def _chosen_command(found: Interpretation) -> tuple[StartedCommand, list[str]]:
+    """Return the command that trains: the last of those with the most flags of Megatron-LM, and notes on it.
+
+    Without a command that has flags, those in variables of the script count.
+    """
+    options = flags_by_option()
+    best: tuple[int, StartedCommand] | None = None
+    for command in found.commands:
+        _, _, after = _split(command.words)
+        known = sum(word.partition("=")[0] in options for word in after)
+        has_flags = any(word.startswith("--") for word in after)
+        if has_flags and command.words[0] not in _PRINTING and (best is None or known >= best[0]):
+            best = known, command
+    names = [] if found.ended_where else _flag_variables(found)
+    if best is not None and (best[0] or not names):
+        return best[1], []
+    if found.ended_where:
+        raise MegatronFlagError(
+            f"no flags were found: the script ends where {found.ended_where}. Set its variables with --set NAME=VALUE, "
+            "or pass its arguments after it."
+        )
+    if not names:
         raise MegatronFlagError(
             "no flags were found. Pass the arguments of pretrain_gpt.py, or the script with them."
         )
-    return _split(_words(_expand(used, known, strict=True)))
+    words = [word for name in names for word in _variable_words(found.variables[name])]
+    note = f"the script starts no program: the flags of {', '.join(names)} are read"
+    return StartedCommand(words=tuple(words), environment={}), [note]
 
 
-def _command_of_shell(line: str) -> str:
-    """Return the command that `sh -c "..."` or `bash -c "..."` runs in a statement; any other statement unchanged."""
-    try:
-        words = shlex.split(line)
-    except ValueError:
-        return line
-    for shell, option, command in zip(words, words[1:], words[2:], strict=False):
-        if _SHELL.fullmatch(shell) and _SHELL_COMMAND.fullmatch(option):
-            return command
-    return line
+def _flag_variables(found: Interpretation) -> list[str]:
+    return [name for name, value in found.variables.items() if holds_flags(value)]
 
 
-def _is_open(code: str) -> bool:
-    """Return True if a quotation continues on the next line."""
-    try:
-        shlex.split(code)
-    except ValueError:
-        return True
-    return False
+def _variable_words(value: "str | list[str]") -> list[str]:
+    words = value.split() if isinstance(value, str) else value
+    return [*words]
 
 
-def _statements(text: str) -> list[str]:
-    """Return the statements of a script, each on one line, without comments.
-
-    A list in parentheses is one statement, and so are the lines of a quotation.
-    """
-    joined = re.sub(r"\\\r?\n", " ", text)
-    statements: list[str] = []
-    open_list = open_quotation = ""
-    for line in joined.splitlines():
-        code = re.sub(r"(^|\s)#.*", "", line).strip()
-        if open_quotation:
-            code, open_quotation = f"{open_quotation} {code}", ""
-        if not open_list and _is_open(code):
-            open_quotation = code
-        elif open_list:
-            open_list += f" {code}"
-        elif code.startswith("-") and statements:
-            statements[-1] += f" {code}"  # flags on lines of their own, without a backslash
-        elif re.match(r"(?:export\s+|local\s+)?[A-Za-z_]\w*\+?=\(", code):
-            open_list = code
-        elif code:
-            statements.append(code)
-        if open_list and open_list.rstrip().endswith(")"):
-            statements.append(open_list)
-            open_list = ""
-    return [*statements, *(rest for rest in (open_list, open_quotation) if rest)]
-
-
-def _value(text: str) -> str:
-    """Return the value of an assignment without its quotes or the parentheses of a list."""
-    value = text.strip().removesuffix(";").strip()
-    if value.startswith("("):
-        return value[1:].removesuffix(")").strip()
-    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1]
-    return value
-
-
-def _expand(text: str, known: Mapping[str, str], *, strict: bool) -> str:
-    missing: list[str] = []
-
-    def replace(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        if name in known:
-            return known[name]
-        if found[2] is not None:
-            return found[2]
-        missing.append(name)
-        return found[0]
-
-    for _ in range(10):  # a value may contain further variables
-        expanded = _VARIABLE.sub(replace, text)
-        if expanded == text:
-            break
-        missing.clear()
-        text = expanded
-    if strict and missing:
-        names = list(dict.fromkeys(missing))
-        raise MegatronFlagError(
-            f"variables without a value: {', '.join(names)}. Give them with "
-            f"{' '.join(f'--set {name}=VALUE' for name in names[:3])}."
-        )
-    return text
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise MegatronFlagError(f"the arguments cannot be split into words: {error}.") from error
-
-
-def _split(words: Sequence[str]) -> ScriptWords:
-    """Separate the options of torchrun and words before the first flag from the flags."""
+def _split(words: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Return the program, the words before it, and those after it. Without a program, all flags but torchrun's."""
+    for index, word in enumerate(words):
+        is_module = index > 0 and words[index - 1] == "-m" and word not in _MODULES_THAT_LAUNCH
+        if (word.endswith(".py") or is_module) and not word.startswith("-"):
+            return word, [*words[:index]], _without_comments(words[index + 1 :])
     ours: list[str] = []
     launcher: list[str] = []
     current = launcher
     for word in words:
         if word.startswith("--"):
             current = launcher if LAUNCHER.fullmatch(word) else ours
-        elif word.endswith(".py"):
-            current = launcher  # the program, whose flags follow
-        elif word in ("|", "||", "&&", ";", "&", ">", ">>", "2>&1"):
-            if ours:
-                break
-            launcher.clear()  # of a command before the one with the flags
-            continue
         current.append(word)
-    return ScriptWords(words=tuple(ours), launcher=tuple(word for word in launcher if word.startswith("--")))
+    return "", launcher, _without_comments(ours)
+
+
+def _without_comments(words: Sequence[str]) -> list[str]:
+    """Return words without comments, which bash does not know inside of a quotation."""
+    kept: list[str] = []
+    in_comment = False
+    for word in words:
+        in_comment = word.startswith("#") or (in_comment and not word.startswith("--"))
+        if not in_comment:
+            kept.append(word)
+    return kept
+
+
+def _known_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words, and the names of variables that are not set where no value is needed.
+
+    Raises:
+        MegatronFlagError: A value depends on variables that are not set.
+    """
+    kept: list[str] = []
+    empty: dict[str, None] = {}
+    missing: dict[str, None] = {}
+    for word in words:
+        names = marked_names(word)
+        if not names:
+            kept.append(word)
+        elif not MARK.sub("", word) and not _needs_value(kept):
+            empty |= dict.fromkeys(names)
+        else:
+            missing |= dict.fromkeys(names)
+            kept.append(word)
+    if missing:
+        settable = [name for name in missing if name.isidentifier() or name.isdecimal()]
+        others = [name for name in missing if name not in settable]
+        fix = (
+            [f"Give them with {' '.join(f'--set {name}=VALUE' for name in settable[:3])}."]
+            if settable
+            else []
+        )
+        fix += [f"Write the values of {', '.join(others)} into the script: nothing is run."] if others else []
+        raise MegatronFlagError(f"variables without a value: {', '.join(missing)}. {' '.join(fix)}")
+    return kept, [*empty]
+
+
+def _needs_value(words: Sequence[str]) -> bool:
+    """Return whether the last flag still needs a value."""
+    last = next((n for n in reversed(range(len(words))) if words[n].startswith("--")), None)
+    if last is None:
+        return False
+    flag = flags_by_option().get(words[last])
+    takes = "value" if flag is None else flag.options[words[last]]
+    return takes == "value" and last == len(words) - 1 and (flag is None or flag.nargs != "?")
+
+
+def _world_size(launcher: Sequence[str]) -> int | None:
+    """Return the processes that the options of torchrun start."""
+    counts = {}
+    for name in ("nproc[-_]per[-_]node", "nnodes"):
+        for word, following in zip(launcher, [*launcher, ""][1:], strict=True):
+            option = re.fullmatch(rf"--{name}(?:=(.*))?", word)
+            if option is not None:
+                counts[name] = option[1] if option[1] is not None else following
+    each, nodes = counts.get("nproc[-_]per[-_]node", ""), counts.get("nnodes", "1")
+    return int(each) * int(nodes) if each.isdigit() and nodes.isdigit() else None

@@ -1,5 +1,6 @@
 """Conversion of arguments that differ in meaning: each function reads some and yields the fields they set together."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,12 +56,42 @@ def architecture(arguments: Arguments) -> Fields:
     for name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
         value = arguments[name]
         yield f"model.{name}", value[0] if isinstance(value, list) and len(value) == 1 else value
-    if arguments["spec"] is not None:
-        if arguments["spec"] != ["local"]:
-            raise MegatronFlagError(
-                f"--spec {' '.join(arguments['spec'])}: only `--spec local` has a counterpart."
-            )
+    yield from layer_spec(arguments)
+
+
+def layer_spec(arguments: Arguments) -> Fields:
+    """Specification of the layers: those that Megatron-LM's own programs name."""
+    spec = arguments["spec"]
+    if spec == ["local"]:
         yield "model.transformer_impl", "local"
+    elif spec is not None and not (is_hybrid(arguments) and spec[-1] in HYBRID_SPECS):
+        raise MegatronFlagError(
+            f"--spec {' '.join(spec)}: has no counterpart; `--spec local` has one, and {' and '.join(HYBRID_SPECS)} of "
+            "a hybrid. Leave it out with --custom-flag=--spec if it names the layers of Megatron Core."
+        )
+
+
+HYBRID_SPECS = ("hybrid_stack_spec", "mamba_stack_spec")
+"""Functions of Megatron Core with the layers that a hybrid has here."""
+
+
+STATE_SPACE_FIELDS = ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads")
+"""Arguments that are fields of a hybrid itself."""
+
+
+def hybrid_pattern(arguments: Arguments) -> str:
+    """Return the layers of a hybrid; empty for other models."""
+    return arguments["hybrid_layer_pattern"] or arguments["hybrid_override_pattern"] or ""
+
+
+def is_hybrid(arguments: Arguments) -> bool:
+    """Return whether the arguments describe a hybrid of attention and state-space layers."""
+    return bool(hybrid_pattern(arguments))
+
+
+def is_t5(arguments: Arguments) -> bool:
+    """Return whether the arguments describe a T5, which has an encoder and a decoder."""
+    return any(arguments[name] is not None for name in ("decoder_seq_length", "decoder_num_layers"))
 
 
 def width(arguments: Arguments) -> Fields:
@@ -72,10 +103,24 @@ def width(arguments: Arguments) -> Fields:
 
 def model_class(arguments: Arguments) -> Fields:
     """Class of the model."""
-    hybrid = arguments["hybrid_layer_pattern"] or arguments["hybrid_override_pattern"]
-    yield "model._target_", "HybridModelConfig" if hybrid else "GPTModelConfig"
-    if hybrid:
-        yield "model.hybrid_layer_pattern", hybrid
+    if is_t5(arguments):
+        encoder = arguments["encoder_num_layers"] or arguments["num_layers"]
+        yield "model._target_", "T5ModelConfig"
+        yield "model.encoder_num_layers", encoder
+        yield "model.num_layers", arguments["decoder_num_layers"] or encoder
+        for section in ("model", "dataset"):
+            yield f"{section}.decoder_seq_length", arguments["decoder_seq_length"] or 128
+    elif is_hybrid(arguments):
+        pattern = hybrid_pattern(arguments)
+        yield "model._target_", "MambaModelConfig"
+        yield "model.hybrid_layer_pattern", pattern
+        # parts behind a slash are those of multi-token prediction; --num-layers is not read
+        yield "model.num_layers", len(pattern.partition("/")[0].replace("|", ""))
+        for name in STATE_SPACE_FIELDS:
+            if name in arguments.given:
+                yield f"model.{name}", arguments[name]
+    else:
+        yield "model._target_", "GPTModelConfig"
 
 
 def sequence_length(arguments: Arguments) -> Fields:
@@ -105,11 +150,31 @@ def pipeline(arguments: Arguments) -> Fields:
                 f"divide --num-layers {layers}."
             )
         chunks = layers // stages // chunk
+    layout = arguments["pipeline_model_parallel_layout"]
+    if layout is not None:
+        yield "model.pipeline_model_parallel_layout", layout
+    parts = stages_of_layout(layout or hybrid_pattern(arguments).partition("/")[0])
+    if parts > stages:
+        chunks = parts // stages
     if chunks is not None:
         yield "model.virtual_pipeline_model_parallel_size", chunks
     yield "model.overlap_p2p_comm", arguments["overlap_p2p_comm"] and (chunks or 1) > 1
     yield "model.batch_p2p_comm", not (arguments["overlap_p2p_comm"] and (chunks or 1) > 1)
     yield "model.deallocate_pipeline_outputs", True
+
+
+def stages_of_layout(layout: str) -> int:
+    """Return the number of stages, virtual ones included, of a layout such as `Et|(tt|)*3L`."""
+    text = layout.replace(",", "")
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
+    return text.count("|") + 1
+
+
+def padding(arguments: Arguments) -> Fields:
+    """Rows of the embedding, if they are given."""
+    if arguments["padded_vocab_size"] is not None:
+        yield "model.vocab_size", arguments["padded_vocab_size"]
 
 
 def precision(arguments: Arguments) -> Fields:
@@ -152,6 +217,19 @@ def optimizer_dtypes(arguments: Arguments) -> Fields:
     """Types of the optimizer state."""
     for name in OPTIMIZER_DTYPES:
         yield f"optimizer.{name}", DTYPES.get(arguments[name], arguments[name])
+
+
+FSDP_DTYPES = tuple(f"megatron_fsdp_{name}_dtype" for name in ("main_params", "main_grads", "grad_comm"))
+
+
+def fsdp_dtypes(arguments: Arguments) -> Fields:
+    """Types of the buffers of Megatron-FSDP; `auto` is the type that follows from the others."""
+    for name in FSDP_DTYPES:
+        if arguments["use_megatron_fsdp"]:
+            yield (
+                f"ddp.{name}",
+                None if arguments[name] == "auto" else DTYPES.get(arguments[name], arguments[name]),
+            )
 
 
 def cuda_graphs(arguments: Arguments) -> Fields:
@@ -222,13 +300,17 @@ def corpus(arguments: Arguments) -> Fields:
     """Files of the data, their weights and their split."""
     per_split = [arguments[f"{split}_data_path"] for split in ("train", "valid", "test")]
     yield "dataset.path_to_cache", arguments["data_cache_path"]
-    yield "dataset.create_attention_mask", arguments["create_attention_mask_in_dataloader"]
-    yield (
-        "dataset.skip_getting_attention_mask_from_dataset",
-        not arguments["create_attention_mask_in_dataloader"],
-    )
+    if not is_t5(arguments):  # whose masks depend on the sample
+        yield "dataset.create_attention_mask", arguments["create_attention_mask_in_dataloader"]
+        yield (
+            "dataset.skip_getting_attention_mask_from_dataset",
+            not arguments["create_attention_mask_in_dataloader"],
+        )
     yield "dataset.random_seed", arguments["seed"]
-    if arguments["mock_data"]:
+    if is_t5(arguments):
+        yield "dataset._target_", "T5DatasetConfig"
+        yield "dataset.noise_density", arguments["mask_prob"]
+    elif arguments["mock_data"]:
         yield "dataset._target_", "MockGPTDatasetConfig"
     elif arguments["fim_data"]:
         yield "dataset._target_", "GPTFIMDatasetConfig"
@@ -242,6 +324,24 @@ def corpus(arguments: Arguments) -> Fields:
         yield "dataset.blend_per_split", [None if path is None else _blend(path) for path in per_split]
     elif not arguments["mock_data"]:
         raise MegatronFlagError("--data-path: no data. Pass --data-path, --train-data-path or --mock-data.")
+
+
+def tokenizer(arguments: Arguments) -> Fields:
+    """Type of the tokenizer, for which each program of Megatron-LM has a default."""
+    if (
+        arguments["tokenizer_type"] is not None
+        or (arguments["vocab_file"] or arguments["merge_file"]) is None
+    ):
+        return
+    if is_t5(arguments):
+        yield "tokenizer.tokenizer_type", "BertWordPieceLowerCase"
+    elif arguments["vocab_file"] is None or arguments["merge_file"] is None:
+        raise MegatronFlagError(
+            "--tokenizer-type: is missing. GPT2BPETokenizer, the default of pretrain_gpt.py, needs --vocab-file and "
+            "--merge-file; BERT, whose vocabulary is one file, has no counterpart."
+        )
+    else:
+        yield "tokenizer.tokenizer_type", "GPT2BPETokenizer"
 
 
 FIM = ("rate", "spm_rate", "split_sample", "fragment_rate", "no_prefix")
@@ -308,6 +408,7 @@ NO_EFFECT_WITHOUT: Mapping[str, str] = {
     "straggler_minmax_count": "log_straggler",
     "disable_straggler_on_startup": "log_straggler",
     "use_pytorch_profiler": "profile",
+    **dict.fromkeys(FSDP_DTYPES, "use_megatron_fsdp"),
     "inprocess_active_world_size": "inprocess_restart",
     **{f"inprocess_{name}": "inprocess_restart" for name in RESTART_TIMES_AND_LIMITS},
     **{f"fim_{name}": "fim_data" for name in FIM},
@@ -317,7 +418,10 @@ NO_EFFECT_WITHOUT: Mapping[str, str] = {
 
 
 CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
-    model_class: ("hybrid_layer_pattern", "hybrid_override_pattern"),
+    model_class: (
+        *("hybrid_layer_pattern", "hybrid_override_pattern", *STATE_SPACE_FIELDS),
+        *("encoder_num_layers", "decoder_num_layers", "decoder_seq_length"),
+    ),
     width: ("swiglu",),
     architecture: (
         *("swiglu", "quick_geglu", "squared_relu", "bias_swiglu_fusion", "bias_gelu_fusion"),
@@ -335,11 +439,14 @@ CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
     pipeline: (
         *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "overlap_p2p_comm"),
         *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
+        "pipeline_model_parallel_layout",
     ),
     precision: (
         *("bf16", "fp16", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "fp8_param_gather"),
     ),
     optimizer_dtypes: OPTIMIZER_DTYPES,
+    fsdp_dtypes: FSDP_DTYPES,
+    padding: ("padded_vocab_size",),
     context_parallel: ("cp_comm_type",),
     cuda_graphs: (
         *("cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope_deprecated"),
@@ -371,6 +478,7 @@ CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
         *("inprocess_restart", "inprocess_active_world_size"),
         *(f"inprocess_{name}" for name in RESTART_TIMES_AND_LIMITS),
     ),
+    tokenizer: (),
     profiler: ("profile", "use_pytorch_profiler"),
 }
 """Conversion -> arguments that only it reads."""

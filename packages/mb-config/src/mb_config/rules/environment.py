@@ -44,7 +44,8 @@ _LOADS_CODE = re.compile(
 _PLUGIN = re.compile(r"NCCL_\w*PLUGIN\w*")
 
 
-def _loads_code(variables: Mapping[str, object]) -> str | None:
+def loads_code(variables: Mapping[str, object]) -> str | None:
+    """Return that a variable names code which processes would run; None if no variable does."""
     for name, value in variables.items():
         if _LOADS_CODE.fullmatch(name) or (_PLUGIN.fullmatch(name) and "/" in str(value)):
             return f"{name} is set in a configuration"
@@ -126,7 +127,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         "EV01",
         "env_vars",
-        _loads_code,
+        loads_code,
         why="processes run the libraries, modules or programs that it names, and a configuration brings no code",
         fix="Set the variable in the shell.",
         fails=({"LD_PRELOAD": "/data/x.so"},),

@@ -1,0 +1,37 @@
+"""Environment variables that a script of Megatron-LM sets for its training."""
+
+import re
+from collections.abc import Mapping
+
+from mb_config.megatron_lm.shell.expansion import MARK
+from mb_config.rules.environment import loads_code
+
+_SETTINGS = re.compile(
+    r"(NCCL|NVTE|NVSHMEM|CUDA|CUBLAS|CUDNN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|UCX|UB|GLOO|OMP|MKL|TOKENIZERS|HF|IB)_\w+"
+)
+"""Variables that libraries of a training process read."""
+
+_OF_THE_LAUNCHER = re.compile(
+    r"MASTER_\w+|(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|CUDA_VISIBLE_DEVICES"
+)
+_SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)")
+
+
+def carried_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables for the section `env_vars`, and the other ones with the reason why they are not carried."""
+    carried: dict[str, str] = {}
+    named: dict[str, str] = {}
+    for name, value in environment.items():
+        if MARK.search(value):
+            named[name] = "its value is not known without running the script"
+        elif _OF_THE_LAUNCHER.fullmatch(name):
+            named[name] = "the launcher sets it"
+        elif _SECRET.fullmatch(name):
+            named[name] = "a secret; set it in the shell"
+        elif loads_code({name: value}) is not None:
+            named[name] = "it loads code; set it in the shell"
+        elif _SETTINGS.fullmatch(name):
+            carried[name] = value
+        else:
+            named[name] = "no library of the training reads it; set it in the shell if custom code does"
+    return carried, named

@@ -1,0 +1,123 @@
+"""Arguments that Megatron-LM or a custom script has already parsed."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from mb_config.megatron_lm.conversion import MegatronConversion, convert
+from mb_config.megatron_lm.flag_table import MegatronFlagError, read_flags
+
+_SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
+"""Data type of torch -> its name on a command line of Megatron-LM."""
+
+_SIZES_OF_THE_RUN: Mapping[str, str] = {
+    "tensor_parallel_num_weight_shards": "tensor_model_parallel_size",
+    "expert_tensor_parallel_num_weight_shards": "expert_tensor_parallel_size",
+    "inprocess_active_world_size": "world_size",
+    "eval_global_batch_size": "global_batch_size",
+    "eval_micro_batch_size": "micro_batch_size",
+    "encoder_num_layers": "num_layers",
+    "encoder_seq_length": "seq_length",
+}
+"""Argument -> the one from which it has its value unless it is given."""
+
+COMPUTED = frozenset(
+    [
+        "rank",
+        "world_size",
+        "local_rank",
+        "data_parallel_size",
+        "transformer_pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "padded_vocab_size",
+        "params_dtype",
+        "variable_seq_lengths",
+        "gtp_weight_remat_size",
+        "expert_gtp_weight_remat_size",
+        "consumed_train_samples",
+        "consumed_valid_samples",
+        "skipped_train_samples",
+        "consumed_train_bins",
+        "iteration",
+        "curr_iteration",
+        "num_floating_point_operations_so_far",
+        "do_train",
+        "do_valid",
+        "do_test",
+        "model_type",
+        "use_dist_ckpt",
+        "heterogeneous_layers_config_encoded_json",
+        "mtp_hybrid_override_pattern",
+        "use_custom_fsdp",
+        "phase_transition_iterations",
+        "grpo_samples_per_iteration",
+        "use_layer_wise_distributed_optimizer",
+    ]
+)
+"""Arguments that Megatron-LM computes from the others, or from the run, when it validates them."""
+
+
+def from_megatron_args(namespace: Any, *, ignore_unknown: bool = False) -> MegatronConversion:
+    """Convert parsed arguments of Megatron-LM, `megatron.training.get_args()` for instance.
+
+    The result is that of `mb config import-args` with the same command line, of which arguments at the defaults of
+    Megatron-LM are not given. Arguments that validation has completed have the completed values.
+
+    >>> from argparse import Namespace
+    >>> args = Namespace(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32, mock_data=True, lr=1e-3)
+    >>> from_megatron_args(args).nested()["optimizer"]["lr"]
+    0.001
+
+    Args:
+        namespace: Object with the arguments as attributes, or a mapping.
+        ignore_unknown: Leave out arguments of custom code, which Megatron-LM does not know.
+
+    Raises:
+        MegatronFlagError: An argument is unknown, a value has no counterpart, or arguments contradict each other.
+    """
+    values = dict(namespace) if isinstance(namespace, Mapping) else dict(vars(namespace))
+    flags = read_flags()
+    unknown = sorted(name for name in values.keys() - flags.keys() - COMPUTED if not name.startswith("_"))
+    if unknown and not ignore_unknown:
+        raise MegatronFlagError(
+            f"unknown arguments of Megatron-LM: {', '.join(unknown)}. ignore_unknown=True leaves them out."
+        )
+    given = {
+        name: plain
+        for name, value in values.items()
+        if name in flags
+        and name not in COMPUTED
+        and (plain := _plain(value)) not in (None, "", flags[name].default)
+    }
+    for name, source in _SIZES_OF_THE_RUN.items():
+        if name in given and given[name] == values.get(source):
+            del given[name]
+    if values.get("weight_decay_incr_style", "constant") == "constant":
+        given = {
+            name: value
+            for name, value in given.items()
+            if name not in ("start_weight_decay", "end_weight_decay")
+        }
+    return replace(convert(_completed(given, values)), left_out=tuple(unknown))
+
+
+def _completed(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given arguments with those of computed ones that carry a choice."""
+    chunks = values.get("virtual_pipeline_model_parallel_size")
+    if chunks is not None and "num_virtual_stages_per_pipeline_rank" in read_flags():
+        given.pop("num_layers_per_virtual_pipeline_stage", None)
+        given["num_virtual_stages_per_pipeline_rank"] = chunks
+    return given
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a command line has it: names of enumerations and data types, lists."""
+    if isinstance(value, Enum):
+        return value.value if isinstance(value, int) else value.name
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    text = str(value).removeprefix("torch.")
+    return _SHORT_DTYPES.get(text, text)

@@ -1,0 +1,110 @@
+"""Conditions of a shell script: `[ ... ]`, `[[ ... ]]` and `test`."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from mb_config.megatron_lm.shell.expansion import MARK, is_empty, marked_names
+
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
+}
+_TEXTS: Mapping[str, Callable[[str, str], bool]] = {
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+}
+
+
+def decide(words: Sequence[str], *, patterns: bool) -> bool | None:
+    """Return whether a condition holds; None if it depends on a file, or on a value that is not known.
+
+    A variable that is not set counts as empty.
+
+    Args:
+        words: Words between the brackets.
+        patterns: True for `[[ ... ]]`, whose right side of `==` is a pattern.
+    """
+    return _Condition([*words], patterns=patterns).either()
+
+
+class _Condition:
+    def __init__(self, words: list[str], *, patterns: bool) -> None:
+        self.words, self.patterns = words, patterns
+
+    def either(self) -> bool | None:
+        result = self.both()
+        while self.words[:1] in (["||"], ["-o"]):
+            self.words.pop(0)
+            other = self.both()
+            result = True if True in (result, other) else None if None in (result, other) else False
+        return result
+
+    def both(self) -> bool | None:
+        result = self.single()
+        while self.words[:1] in (["&&"], ["-a"]):
+            self.words.pop(0)
+            other = self.single()
+            result = False if False in (result, other) else None if None in (result, other) else True
+        return result
+
+    def single(self) -> bool | None:
+        if not self.words:
+            return False
+        if self.words[0] == "!" and len(self.words) > 1:
+            self.words.pop(0)
+            result = self.single()
+            return None if result is None else not result
+        if self.words[0] == "(":
+            self.words.pop(0)
+            result = self.either()
+            if self.words[:1] == [")"]:
+                self.words.pop(0)
+            return result
+        if re.fullmatch(r"-[a-zA-Z]", self.words[0]) and (
+            len(self.words) == 2 or self.words[2:3] in (["&&"], ["||"], [")"], ["-a"], ["-o"])
+        ):
+            return self.about(self.words.pop(0), self.words.pop(0))
+        if len(self.words) >= 3 and self.words[1] in {*_NUMBERS, *_TEXTS, "==", "=~"}:
+            left, sign, right = self.words.pop(0), self.words.pop(0), self.words.pop(0)
+            return self.comparison(left, sign, right)
+        return _is_set(self.words.pop(0))
+
+    @staticmethod
+    def about(sign: str, value: str) -> bool | None:
+        if sign not in ("-n", "-z"):
+            return None  # a file of another machine
+        found = _is_set(value)
+        return None if found is None else found == (sign == "-n")
+
+    def comparison(self, left: str, sign: str, right: str) -> bool | None:
+        if any(name.startswith("$") for name in marked_names(left + right)):
+            return None
+        left, right = MARK.sub("", left), MARK.sub("", right)
+        if sign in _NUMBERS:
+            numbers = all(re.fullmatch(r"[+-]?\d+", text) for text in (left, right))
+            return numbers and _NUMBERS[sign](int(left), int(right))
+        if sign == "=~":
+            return _matches(right, left)
+        if self.patterns and sign in ("=", "==", "!="):
+            return fnmatchcase(left, right) == (sign != "!=")
+        return _TEXTS["=" if sign == "==" else sign](left, right)
+
+
+def _matches(expression: str, text: str) -> bool | None:
+    try:
+        return re.search(expression, text) is not None
+    except re.error:
+        return None
+
+
+def _is_set(value: str) -> bool | None:
+    if is_empty(value):
+        return False
+    return True if MARK.sub("", value) else None

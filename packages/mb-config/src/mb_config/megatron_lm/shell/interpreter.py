@@ -1,0 +1,485 @@
+"""The commands that a shell script would start, found without starting any program."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mb_config.megatron_lm.flag_table import MegatronFlagError
+from mb_config.megatron_lm.shell.conditions import decide
+from mb_config.megatron_lm.shell.expansion import MARK, Expander, is_empty, mark, marked_names
+from mb_config.megatron_lm.shell.syntax import (
+    ASSIGNMENT,
+    AndOr,
+    Case,
+    For,
+    Function,
+    Group,
+    If,
+    Pipeline,
+    SimpleCommand,
+    Statement,
+    While,
+    array_words,
+    parse_script,
+)
+
+_SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh")
+_SHELL_COMMAND = re.compile(r"-[a-z]*c")
+_DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
+_SUCCEED = (
+    "echo",
+    "printf",
+    "mkdir",
+    "cd",
+    "set",
+    "export",
+    "true",
+    ":",
+    "pushd",
+    "popd",
+    "unset",
+    "shift",
+    "ulimit",
+)
+_DEPTH = 8
+_ITERATIONS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedCommand:
+    """A command of a script."""
+
+    words: tuple[str, ...]
+    """Its words. Values that are not known are marked, see `expansion.MARK`."""
+    environment: Mapping[str, str]
+    """Variables that the script exports to it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Interpretation:
+    """What a script does."""
+
+    commands: list[StartedCommand] = field(default_factory=list)
+    variables: dict[str, "str | list[str]"] = field(default_factory=dict)
+    """Variables at its end."""
+    undecided: list[str] = field(default_factory=list)
+    """Conditions that depend on files or unknown values, and count as false, where variables are set under them."""
+    not_read: list[str] = field(default_factory=list)
+    """Files that it sources, and that do not exist."""
+    ended_where: str = ""
+    """Condition under which it ends itself, such as that a variable is not set; empty if it runs to its end."""
+    uses_arguments: bool = False
+    """True if it reads its arguments in one go (`$@`, `$#`)."""
+
+
+def interpret(
+    text: str, *, variables: Mapping[str, str], arguments: Sequence[str] = (), path: Path | None = None
+) -> Interpretation:
+    """Follow the statements of a script.
+
+    Args:
+        text: The script.
+        variables: Values of variables, which take precedence over assignments of the script.
+        arguments: Its arguments, `$1` and so on.
+        path: The script, next to which files that it sources are read.
+
+    Raises:
+        MegatronFlagError: It cannot be parsed.
+    """
+    found = Interpretation(variables={**variables})
+    shell = _Shell(found, fixed=frozenset(variables), arguments=[*arguments], path=path)
+    with suppress(_Exit, _Return):
+        shell.run(parse_script(text))
+    found.uses_arguments = shell.expander.uses_arguments
+    return found
+
+
+class _Exit(Exception):
+    """The script ends itself."""
+
+
+class _Return(Exception):
+    """A function or a sourced file ends."""
+
+
+class _Shell:
+    def __init__(
+        self,
+        found: Interpretation,
+        *,
+        fixed: frozenset[str],
+        arguments: list[str],
+        path: Path | None,
+        exported: set[str] | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.found, self.fixed, self.path, self.depth = found, fixed, path, depth
+        self.variables = found.variables
+        self.exported = exported if exported is not None else set()
+        self.functions: dict[str, list[Statement]] = {}
+        self.expander = Expander(self.variables, arguments, str(path or "script.sh"))
+        self.expander.assign = self.assign
+
+    def run(self, statements: Sequence[Statement]) -> bool | None:
+        """Follow statements; return whether the last succeeds, None if that is not known."""
+        status: bool | None = True
+        for statement in statements:
+            status = self.follow(statement)
+        return status
+
+    def follow(self, statement: Statement) -> bool | None:
+        """Follow a statement; return whether it succeeds, None if that is not known."""
+        return _FOLLOWED[type(statement)](self, statement)
+
+    def pipeline(self, statement: Pipeline) -> bool | None:
+        status = [self.follow(part) for part in statement.parts][-1]
+        return not status if statement.negated and status is not None else status
+
+    def and_or(self, statement: AndOr) -> bool | None:
+        status = self.follow(statement.left)
+        runs = status is not False if statement.operator == "&&" else status is False
+        return self.follow(statement.right) if runs else status
+
+    def group(self, statement: Group) -> bool | None:
+        return self.run(statement.body)
+
+    def define(self, statement: Function) -> bool:
+        self.functions[statement.name] = statement.body
+        return True
+
+    def branch(self, statement: If) -> bool | None:
+        for condition, body in statement.branches:
+            holds = self.run(condition)
+            if holds:
+                try:
+                    return self.run(body)
+                except _Exit:
+                    self.found.ended_where = self.found.ended_where or written(condition)
+                    raise
+            if holds is None and any(True for _ in assigned_names(body)):
+                self.found.undecided.append(written(condition))
+        return self.run(statement.otherwise)
+
+    def case(self, statement: Case) -> bool | None:
+        word = MARK.sub("", self.expander.text(statement.word))
+        for patterns, body in statement.arms:
+            if any(fnmatchcase(word, self.expander.text(pattern)) for pattern in patterns):
+                return self.run(body)
+        return True
+
+    def loop(self, statement: For) -> bool | None:
+        if statement.words is None:
+            items = [*self.expander.arguments]
+        else:
+            items = [word for raw in statement.words for word in self.expander.words(raw)]
+        for item in items[:_ITERATIONS]:
+            if statement.name:
+                self.assign(statement.name, item)
+            self.run(statement.body)
+        return True
+
+    def repeat(self, statement: While) -> bool | None:
+        for _ in range(_ITERATIONS):
+            holds = self.run(statement.condition)
+            if holds is None or holds is statement.until:
+                break
+            before = (len(self.expander.arguments), {**self.variables})
+            self.run(statement.body)
+            if before == (len(self.expander.arguments), self.variables):
+                break  # it waits for something
+        return True
+
+    def simple(self, command: SimpleCommand) -> bool | None:
+        raw = [*command.words]
+        assignments = []
+        while raw and (assigned := ASSIGNMENT.fullmatch(raw[0])):
+            assignments.append(assigned)
+            raw.pop(0)
+        for document in command.documents:
+            body = document.body if document.quoted else self.expander.document(document.body)
+            self.script_text(body, lenient=True)
+        if not raw:
+            for assigned in assignments:
+                self.assignment(assigned)
+            return True
+        if raw[0] == "[[":
+            return decide([self._condition_word(word) for word in raw[1:-1]], patterns=True)
+        if raw[0].startswith("(("):
+            value = self.expander.arithmetic(raw[0][2:-2])
+            return None if MARK.search(value) or not value.isdigit() else value != "0"
+        if raw[0] in _DECLARATIONS:
+            return self.declaration(raw)
+        words = [word for item in raw for word in self.expander.words(item)]
+        if not words:
+            return True
+        own = {item[1]: self.expander.text(item[4]) for item in assignments}
+        builtin = _BUILTINS.get(words[0])
+        return self.started(words, own) if builtin is None else builtin(self, words)
+
+    def _condition_word(self, raw: str) -> str:
+        return raw if raw in ("&&", "||", "(", ")", "<", ">") else self.expander.text(raw)
+
+    def test(self, words: list[str]) -> bool | None:
+        return decide(words[1:-1] if words[0] == "[" else words[1:], patterns=False)
+
+    def succeed(self, words: list[str]) -> bool:
+        return words[0] != "false"
+
+    def exit(self, words: list[str]) -> bool:
+        raise _Exit
+
+    def leave_function(self, words: list[str]) -> bool:
+        raise _Return
+
+    def replace_shell(self, words: list[str]) -> bool | None:
+        return self.started(words[1:], {}) if len(words) > 1 else True
+
+    def source(self, words: list[str]) -> bool | None:
+        path = self.resolve(words[1]) if len(words) > 1 else None
+        if path is None or self.depth >= _DEPTH:
+            self.found.not_read += [MARK.sub(lambda found: f"${found[1]}", word) for word in words[1:2]]
+            return None
+        before, self.path = self.path, path
+        self.expander.script, script = str(path), self.expander.script
+        self.depth += 1
+        try:
+            return self.run(parse_script(path.read_text()))
+        except _Return:
+            return None
+        finally:
+            self.path, self.expander.script = before, script
+            self.depth -= 1
+
+    def evaluate(self, words: list[str]) -> None:
+        self.script_text(" ".join(words[1:]))
+
+    def shift(self, words: list[str]) -> bool:
+        count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
+        del self.expander.arguments[:count]
+        return True
+
+    def set_arguments(self, words: list[str]) -> bool:
+        if "--" in words:
+            self.expander.arguments = words[words.index("--") + 1 :]
+        return True
+
+    def unset(self, words: list[str]) -> bool:
+        for variable in words[1:]:
+            if variable not in self.fixed:
+                self.variables.pop(variable, None)
+            self.exported.discard(variable)
+        return True
+
+    def read_input(self, words: list[str]) -> bool:
+        for variable in words[1:]:
+            if variable.isidentifier():
+                self.assign(variable, mark(variable))
+        return True
+
+    def declaration(self, raw: list[str]) -> bool:
+        for word in raw[1:]:
+            assigned = ASSIGNMENT.fullmatch(word)
+            if assigned is not None:
+                self.assignment(assigned)
+            name = assigned[1] if assigned is not None else word
+            if name.isidentifier() and (raw[0] == "export" or "-x" in raw[1:]):
+                self.exported.add(name)
+        return True
+
+    def assignment(self, assigned: "re.Match[str]") -> None:
+        name, index, adds, value = assigned[1], assigned[2], bool(assigned[3]), assigned[4]
+        if name in self.fixed:
+            return
+        before = self.variables.get(name)
+        if value.startswith("("):
+            items = [word for raw in array_words(value) for word in self.expander.words(raw)]
+            old = before if isinstance(before, list) else [before] if before else []
+            self.variables[name] = [*old, *items] if adds else items
+            return
+        text = self.expander.text(value)
+        if index is not None or isinstance(before, list):
+            items = [*before] if isinstance(before, list) else [before] if before else []
+            position = int(index) if index and index.isdigit() else 0
+            items += [""] * (position + 1 - len(items))
+            items[position] = items[position] + text if adds else text
+            self.variables[name] = items
+            return
+        self.assign(name, f"{before or ''}{text}" if adds else text)
+
+    def assign(self, name: str, text: str) -> None:
+        """Set a variable; a substitution that is not evaluated makes it unknown under its own name."""
+        if name in self.fixed:
+            return
+        if any(unknown.startswith("$") for unknown in marked_names(text)) and "--" not in text:
+            text = mark(name)
+        self.variables[name] = text
+
+    def started(self, words: list[str], own: Mapping[str, str]) -> bool | None:
+        if words[0] in self.functions and self.depth < _DEPTH:
+            return self.call(self.functions[words[0]], words[1:])
+        if words[0].startswith("-") and self.found.commands and "--" in words[0]:
+            last = self.found.commands.pop()  # flags on lines of their own, without a backslash
+            words = [*last.words, *words]
+        self.found.commands.append(
+            StartedCommand(words=tuple(words), environment={**self.environment(), **own})
+        )
+        for shell, option, command in zip(words, words[1:], words[2:], strict=False):
+            if _SHELL.fullmatch(shell) and (_SHELL_COMMAND.fullmatch(option) or option.startswith("-")):
+                text = command if _SHELL_COMMAND.fullmatch(option) else _command_option(words, shell)
+                if text is not None:
+                    for name, value in passed_environment(words).items():
+                        self.assign(name, value)
+                        self.exported.add(name)
+                    self.script_text(text)
+                return None
+        self.started_script(words)
+        return True if words[0] in _SUCCEED else None
+
+    def started_script(self, words: Sequence[str]) -> None:
+        """Follow a script that the command starts, if it exists next to this one."""
+        for index, word in enumerate(words):
+            if not word.endswith((".sh", ".sbatch", ".slurm")) or MARK.search(word):
+                continue
+            starts = (
+                index == 0
+                or _SHELL.fullmatch(words[index - 1])
+                or words[0] in ("sbatch", "srun", "bash", "sh")
+            )
+            path = self.resolve(word)
+            if starts and path is not None and self.depth < _DEPTH:
+                self.child(path, [*words[index + 1 :]]).contained(path.read_text())
+            return
+
+    def environment(self) -> dict[str, str]:
+        found = {}
+        for name in sorted(self.exported):
+            value = self.variables.get(name)
+            if isinstance(value, str):
+                found[name] = value
+        return found
+
+    def call(self, body: Sequence[Statement], arguments: list[str]) -> bool | None:
+        before, self.expander.arguments = self.expander.arguments, arguments
+        self.depth += 1
+        try:
+            return self.run(body)
+        except _Return:
+            return None
+        finally:
+            self.expander.arguments = before
+            self.depth -= 1
+
+    def resolve(self, name: str) -> Path | None:
+        """Return a file that a script names, relative to the folder of the script; None if there is none."""
+        if self.path is None or MARK.search(name):
+            return None
+        for folder in (Path(self.expander.folder), self.path.parent):
+            if (folder / name).is_file():
+                return folder / name
+        return None
+
+    def child(self, path: Path | None, arguments: list[str]) -> "_Shell":
+        child = _Shell(
+            self.found,
+            fixed=self.fixed,
+            arguments=arguments,
+            path=path,
+            exported={*self.exported},
+            depth=self.depth + 1,
+        )
+        child.functions = {**self.functions}
+        return child
+
+    def contained(self, text: str) -> None:
+        with suppress(_Exit, _Return):
+            self.run(parse_script(text))
+
+    def script_text(self, text: str, *, lenient: bool = False) -> None:
+        """Follow the text of a command, of `eval`, or of a here-document."""
+        if self.depth >= _DEPTH:
+            return
+        child = self.child(self.path, [*self.expander.arguments])
+        try:
+            child.contained(text)
+        except MegatronFlagError:
+            if not lenient:
+                raise
+
+
+def _command_option(words: Sequence[str], shell: str) -> str | None:
+    """Return the command after `-c` among several options of a shell, as in `bash -x -c`; None if there is none."""
+    following = [*words[words.index(shell) + 1 :]]
+    for option, command in pairwise(following):
+        if _SHELL_COMMAND.fullmatch(option):
+            return command
+        if not option.startswith("-"):
+            return None
+    return None
+
+
+_FOLLOWED: Mapping[type, Callable[[_Shell, Any], bool | None]] = {
+    SimpleCommand: _Shell.simple,
+    Pipeline: _Shell.pipeline,
+    AndOr: _Shell.and_or,
+    Group: _Shell.group,
+    Function: _Shell.define,
+    If: _Shell.branch,
+    Case: _Shell.case,
+    For: _Shell.loop,
+    While: _Shell.repeat,
+}
+
+_BUILTINS: Mapping[str, Callable[[_Shell, list[str]], bool | None]] = {
+    **dict.fromkeys(("[", "test"), _Shell.test),
+    **dict.fromkeys(("true", ":", "false"), _Shell.succeed),
+    **dict.fromkeys(("source", "."), _Shell.source),
+    "exit": _Shell.exit,
+    "exec": _Shell.replace_shell,
+    "return": _Shell.leave_function,
+    "eval": _Shell.evaluate,
+    "shift": _Shell.shift,
+    "set": _Shell.set_arguments,
+    "unset": _Shell.unset,
+    "read": _Shell.read_input,
+}
+
+
+def assigned_names(statements: Sequence[Statement]) -> Iterator[str]:
+    """Yield the variables that statements set directly."""
+    for statement in statements:
+        if isinstance(statement, SimpleCommand):
+            for word in statement.words:
+                assigned = ASSIGNMENT.fullmatch(word)
+                if assigned is not None:
+                    yield assigned[1]
+        elif isinstance(statement, Group):
+            yield from assigned_names(statement.body)
+
+
+def written(statements: Sequence[Statement]) -> str:
+    """Return simple commands as they are written, for messages."""
+    return "; ".join(" ".join(item.words) for item in statements if isinstance(item, SimpleCommand))
+
+
+def holds_flags(value: "str | list[str]") -> bool:
+    """Return whether a variable contains flags."""
+    text = value if isinstance(value, str) else " ".join(value)
+    return not is_empty(text) and re.search(r"(^|\s)--[a-z]", text) is not None
+
+
+def passed_environment(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that `env` or the options of a container set, as in `docker run -e NAME=VALUE`."""
+    found = {}
+    after_env = False
+    for previous, word in zip(["", *words], words, strict=False):
+        after_env = word == "env" or (after_env and "=" in word)
+        name, sign, value = word.removeprefix("--env=").partition("=")
+        given = previous in ("-e", "--env") or word.startswith("--env=") or after_env
+        if given and sign and name.isidentifier():
+            found[name] = value
+    return found

@@ -1,0 +1,248 @@
+"""Shell scripts that start Megatron-LM, followed without running them. Compared with bash itself."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mb_config.megatron_lm.flag_table import MegatronFlagError
+from mb_config.megatron_lm.script import read_words
+from mb_config.megatron_lm.shell.expansion import evaluate
+from mb_config.megatron_lm.shell.interpreter import interpret
+
+RECORD = 'torchrun() { printf "%s\\0" "$@" >&9; }\nexport -f torchrun\n'
+"""Function in place of the launcher, which writes its arguments to a file of its own."""
+
+
+def arguments_in_bash(script, *arguments, cwd):
+    """Return the arguments that bash passes to `torchrun` when it runs a script."""
+    record = cwd / "arguments"
+    subprocess.run(
+        ["bash", "-c", f"exec 9>arguments\n{RECORD}{script}", "script.sh", *arguments],
+        check=False,
+        cwd=cwd,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    return record.read_bytes().decode().split("\0")[:-1]
+
+
+def arguments_here(script, *arguments, path=None):
+    """Return the arguments of the last `torchrun` of a script that is followed."""
+    found = interpret(script, variables={}, arguments=arguments, path=path)
+    return [*next(c for c in reversed(found.commands) if c.words[0] == "torchrun").words[1:]]
+
+
+SCRIPTS = {
+    "arrays": 'A=(--lr 1 "--split 9,1")\nA+=(--bf16)\nB=("${A[@]}" --x "a b")\n'
+    'torchrun p.py "${B[@]}" ${A[@]} ${#A[@]} ${A[1]}',
+    "index": "A=(a b c)\nA[1]=x\nA[5]=y\ntorchrun p.py ${A[@]} ${A[0]}",
+    "quotes": 'X=\'a  b\'; Y="c $X"; torchrun p.py $X "$X" \'$X\' "${Y}" a\\ b $\'t\' "q\\"r" \'\'',
+    "defaults": 'A=${1:-one}; B=${2-two}; C=${3:+three}; D=${NO:=four}\ntorchrun p.py $A $B "$C" $D $NO ${#A}',
+    "positional": 'torchrun p.py $1 "$2" "$@" $# ${2}; shift; torchrun p.py "$@" $1',
+    "cuts": "F=/a/b.tar.gz; torchrun p.py ${F##*/} ${F%.*} ${F%%.*} ${F#/a} ${F/b/x} ${F//a/y} ${F:1:3} ${F^^}",
+    "indirect": "A=x; x=y; torchrun p.py ${!A}",
+    "arithmetic": "N=3; G=8; W=$((N*G))\ntorchrun p.py $W $((W/5)) $(((N+1)*2 % 5)) $((N>2 && G==8)) $((-7/2))",
+    "test": 'if [ -z "$A" ]; then X=1; else X=2; fi; [[ $X == 1 && -n $X ]] && Y=y\n'
+    'if [ "$X" -ge 1 ] || false; then Z=z; fi\n'
+    "torchrun p.py $X $Y $Z",
+    "patterns": "M=llama3_8b; if [[ $M == llama* ]]; then S=8; fi; [[ $M =~ ([0-9]+)b ]] && T=b; torchrun p.py $S $T",
+    "elif": "A=2; if [[ $A -eq 1 ]]; then X=a; elif (( A == 2 )); then X=b; else X=c; fi; torchrun p.py $X",
+    "case": 'M=8B\ncase "$M" in\n  "800M") L=1 ;;\n  8B|9B)\n    L=2\n    ;;\n  *) L=3 ;;\nesac\ntorchrun p.py $L',
+    "for": 'A=""\nfor n in 1 2 "3 4"; do\n  A="$A --x $n"\ndone\ntorchrun p.py $A',
+    "arguments": 'while [[ $# -gt 0 ]]; do\n case $1 in\n --lr) LR="$2"; shift 2 ;;\n *) shift ;;\n esac\n'
+    "done\ntorchrun p.py --lr $LR",
+    "function": 'f() {\n  local x=$1\n  torchrun p.py "$x" "${@:2}"\n}\nf a b',
+    "eval": 'C="torchrun p.py --lr 1"; eval "$C --bf16"',
+    "document": "L=2\nbash <<EOF\ntorchrun p.py --lr $L \\$((1+1))\nEOF",
+    "continued": "torchrun p.py \\\n  --lr 1 \\\n  --bf16 # a comment\n# torchrun p.py",
+    "prefix": "A=1 B=2 torchrun p.py --lr 1",
+    "pipe": "torchrun p.py --lr 1 2>&1 | tee log > /dev/null",
+    "group": "{ X=1; ( Y=2; torchrun p.py $X $Y ); }",
+    "paths": 'S=$(dirname "/a/b/c.sh"); T=`basename /a/b/c.sh`; torchrun p.py $S $T ${S}/$(basename $T)',
+    "hash": 'X=a#b; torchrun p.py $X "#c" # d',
+    "declare": "declare -a A=(1 2); export B=3 C; readonly D=4; torchrun p.py ${A[*]} $B $D",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_arguments_are_those_of_bash(name, tmp_path):
+    given = ("--lr", "p q", "r") if name in ("positional", "arguments", "defaults") else ()
+    script = SCRIPTS[name]
+    expected = arguments_in_bash(script, *given, cwd=tmp_path)
+    if name == "positional":
+        expected = expected[-5:]
+    assert expected, "bash does not start the program"
+    found = arguments_here(script, *given)
+    assert [word for word in found if word != "\ue000C\ue001"] == expected
+
+
+def test_a_value_that_is_not_set_is_named_where_it_is_needed():
+    script = (
+        "DATA_PATH=$1\nRUN=run-$(date +%s)\n"
+        "torchrun pretrain_gpt.py --data-path $DATA_PATH --wandb-exp-name $RUN $EXTRA"
+    )
+    with pytest.raises(
+        MegatronFlagError, match=r"without a value: 1, RUN\. Give them with --set 1=VALUE --set RUN=VALUE"
+    ):
+        read_words(script)
+    for given in ({"variables": {"1": "/d", "RUN": "r"}}, {"variables": {"RUN": "r"}, "arguments": ["/d"]}):
+        read = read_words(script, **given)
+        assert read.words == ("--data-path", "/d", "--wandb-exp-name", "r")
+        assert read.notes == ("EXTRA is not set and taken as empty",)
+    with pytest.raises(
+        MegatronFlagError, match=r"Write the values of \$\(nproc\) into the script: nothing is run"
+    ):
+        read_words("torchrun pretrain_gpt.py --num-workers $(nproc)")
+
+
+def test_flags_after_a_script_take_precedence():
+    script = "torchrun pretrain_gpt.py --lr 1 --data-path $1"
+    assert read_words(script, arguments=["/d", "--lr", "2"]).words == (
+        "--lr",
+        "1",
+        "--data-path",
+        "/d",
+        "--lr",
+        "2",
+    )
+    passes = 'torchrun pretrain_gpt.py --lr 1 "$@"'
+    assert read_words(passes, arguments=["--lr", "2"]).words == ("--lr", "1", "--lr", "2")
+
+
+def test_processes_and_environment_of_a_script():
+    script = (
+        "export NCCL_ALGO=Ring\nexport WANDB_API_KEY=${WANDB_API_KEY}\nGPUS=8; NODES=$((1+1))\n"
+        "OMP_NUM_THREADS=1 torchrun --nproc_per_node $GPUS --nnodes=$NODES pretrain_gpt.py --lr 1"
+    )
+    read = read_words(script)
+    assert (read.program, read.world_size, read.words) == ("pretrain_gpt.py", 16, ("--lr", "1"))
+    assert {name: read.environment[name] for name in ("NCCL_ALGO", "OMP_NUM_THREADS")} == {
+        "NCCL_ALGO": "Ring",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "docker run --rm --gpus all -e NCCL_ALGO=Ring -v /a:/b image:1 torchrun pretrain_gpt.py --lr 1 --bf16",
+        "docker run --env=NCCL_ALGO=Ring image bash -c 'cd /b && torchrun pretrain_gpt.py --lr 1 --bf16'",
+        'C="python pretrain_gpt.py --lr 1 --bf16"\nexport NCCL_ALGO=Ring\nsrun -l --container-image x sh -c "${C}"',
+        "export NCCL_ALGO=Ring\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\n"
+        "srun bash -x -c 'python pretrain_gpt.py --lr 1 --bf16'\nEOF",
+        "srun env NCCL_ALGO=Ring python -m my_company.pretrain --lr 1 --bf16",
+        "if true; then\n  echo torchrun pretrain_gpt.py --lr 7\n"
+        "  NCCL_ALGO=Ring torchrun pretrain_gpt.py --lr 1 --bf16 > log 2>&1\nfi",
+    ],
+)
+def test_the_ways_to_start_a_program(script):
+    read = read_words(script)
+    assert (read.words, read.environment["NCCL_ALGO"]) == (("--lr", "1", "--bf16"), "Ring")
+
+
+def test_files_that_a_script_sources_or_starts(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/model.sh").write_text('MODEL="--num-layers $LAYERS"\n')
+    (tmp_path / "inner.sh").write_text("torchrun pretrain_gpt.py $MODEL --lr $1\n")
+    outer = tmp_path / "outer.sh"
+    outer.write_text(
+        'HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)\nexport LAYERS=4\nsource "$HERE/conf/model.sh"\n'
+        ". ./missing.sh\nexport MODEL\nsbatch inner.sh 3\n"
+    )
+    read = read_words(outer.read_text(), path=outer)
+    assert read.words == ("--num-layers", "4", "--lr", "3")
+    assert read.notes == ("not read: ./missing.sh: no such file",)
+
+
+def test_conditions_on_files_are_reported_if_variables_depend_on_them():
+    script = (
+        'A="--lr 1"\nif [ -d /data ]; then A="--lr 2"; fi\nif [ ! -f x ]; then exit 1; fi\n'
+        "torchrun pretrain_gpt.py $A"
+    )
+    read = read_words(script)
+    assert read.words == ("--lr", "1")
+    assert read.notes == ("not decided, taken as false: [ -d /data ]",)
+
+
+def test_a_script_that_ends_itself_reports_where():
+    script = "if [[ -z $WORKSPACE ]]; then\n  echo set it; exit 1\nfi\ntorchrun pretrain_gpt.py --lr 1"
+    with pytest.raises(
+        MegatronFlagError, match=r"the script ends where \[\[ -z \$WORKSPACE \]\]\. Set its variables"
+    ):
+        read_words(script)
+    assert read_words(script, variables={"WORKSPACE": "/w"}).words == ("--lr", "1")
+
+
+def test_a_file_of_flags_alone():
+    read = read_words(
+        'MODEL_ARGS=" \\\n  --num-layers 2 \\\n  --swiglu \\\n"\nOTHER=1\n', arguments=["--mock-data"]
+    )
+    assert read.words == ("--num-layers", "2", "--swiglu", "--mock-data")
+    assert read.notes == ("the script starts no program: the flags of MODEL_ARGS are read",)
+
+
+def test_of_several_programs_the_one_with_the_flags_of_training():
+    script = (
+        "python tools/prepare.py --input x\npython pretrain_gpt.py --lr 1 --bf16\npython report.py --title x"
+    )
+    assert read_words(script).program == "pretrain_gpt.py"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("pretrain_bert.py", "trains BERT"),
+        ("pretrain_ict.py", "retrieval"),
+        ("pretrain_vision_classify.py", "vision model"),
+        ("examples/multimodal/train.py", "vision-language"),
+        ("train_rl.py", "reinforcement learning"),
+        ("tools/run_text_generation_server.py", "generates text"),
+        ("tools/preprocess_data.py", "mb data build"),
+        ("tools/checkpoint/convert.py", "mb import-hf"),
+        ("tasks/main.py", "mb lm-eval"),
+        ("examples/post_training/modelopt/quantize.py", "ModelOpt"),
+    ],
+)
+def test_programs_that_train_no_model_of_this_project(program, reason):
+    with pytest.raises(MegatronFlagError, match=reason):
+        read_words(f"torchrun {program} --lr 1 --num-layers 2")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("if true; then\n x", "line 2: fi is missing"),
+        ("A=(--lr 1\n", "is not closed"),
+        ('torchrun p.py "--lr', 'line 1: " is not closed'),
+        ("for x in 1; do\n echo\n", "done is missing"),
+        ("x\n}\n", "line 2: unexpected '}'"),
+    ],
+)
+def test_scripts_that_are_not_closed(script, message):
+    with pytest.raises(MegatronFlagError, match=message):
+        read_words(script)
+
+
+@pytest.mark.parametrize("expression", ["a.b", "f(1)", "'x'", "1 if 2 else 3", "1 < 2 < 3"])
+def test_what_is_no_arithmetic(expression):
+    with pytest.raises(ValueError, match="not part of an arithmetic expression"):
+        evaluate(expression)
+
+
+def test_nothing_is_run(tmp_path):
+    target = tmp_path / "file"
+    script = (
+        f"touch {target}; echo x > {target}; X=$(touch {target}); eval 'touch {target}'; torchrun p.py --lr 1"
+    )
+    assert read_words(script, path=Path(tmp_path / "s.sh")).words == ("--lr", "1")
+    assert not target.exists()
+
+
+def test_a_script_without_an_end_ends():
+    assert read_words(
+        "while true; do sleep 1; done\nf() { f; }\nf\ntorchrun pretrain_gpt.py --lr 1"
+    ).words == ("--lr", "1")

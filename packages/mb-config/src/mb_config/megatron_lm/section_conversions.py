@@ -116,11 +116,12 @@ def model_class(arguments: Arguments) -> Fields:
         yield "model.hybrid_layer_pattern", pattern
         # parts behind a slash are those of multi-token prediction; --num-layers is not read
         yield "model.num_layers", len(pattern.partition("/")[0].replace("|", ""))
-        for name in STATE_SPACE_FIELDS:
-            if name in arguments.given:
-                yield f"model.{name}", arguments[name]
     else:
         yield "model._target_", "GPTModelConfig"
+    section = "model" if is_hybrid(arguments) else "model.transformer"
+    for name in STATE_SPACE_FIELDS:
+        if name in arguments.given:
+            yield f"{section}.{name}", arguments[name]
 
 
 def sequence_length(arguments: Arguments) -> Fields:

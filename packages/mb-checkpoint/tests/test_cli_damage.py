@@ -2,6 +2,7 @@
 
 import json
 
+import complete_checkpoint
 import pytest
 
 pytest.importorskip("rich", reason="needs mb-checkpoint[cli]")
@@ -38,14 +39,6 @@ def fill(folder, step):
     return folder
 
 
-def flip(folder):
-    """Flip one bit of the stored tensors."""
-    (data,) = folder.glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 64
-    data.write_bytes(content)
-
-
 def mb_checkpoint(*arguments):
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return done.exit_code, done.stdout.splitlines()
@@ -56,14 +49,14 @@ def names(root):
 
 
 def test_prune_keeps_the_requested_number_of_intact_checkpoints(root):
-    flip(root / "iter_0000030")
+    complete_checkpoint.flip_bit(root / "iter_0000030")
     code, lines = mb_checkpoint("prune", root, "--keep", 1)
     assert (code, names(root)) == (0, ["iter_0000020", "iter_0000030"])
     assert [line.rpartition("/")[2] for line in lines] == [
         "iter_0000010",
         "iter_0000030: __0_0.distcp differs from the manifest (checksum)",
     ]
-    flip(root / "iter_0000020")
+    complete_checkpoint.flip_bit(root / "iter_0000020")
     assert (mb_checkpoint("prune", root, "--keep", 1), names(root)) == (
         (1, []),
         ["iter_0000020", "iter_0000030"],

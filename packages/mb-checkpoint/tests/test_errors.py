@@ -1,25 +1,10 @@
-"""Messages of errors, and of the program if its extra is not installed."""
+"""Messages of errors."""
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 
 from mb_checkpoint.errors import ManifestError, cause_of, file_problem, first_of
-
-
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_the_extra_the_program_names_it(missing, tmp_path):
-    if missing == "rich":
-        pytest.importorskip("typer", reason="needs mb-checkpoint[cli]")
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['mb-checkpoint', 'verify', {str(tmp_path)!r}]\n"
-        "from mb_checkpoint.__main__ import main; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    advice = f'mb-checkpoint: needs {missing}, which is not installed. Install it: pip install "mb-checkpoint[cli]"\n'
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", advice)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,10 @@ from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, wr
 from mb_checkpoint.state.train_state import read_train_state
 
 
-def flip(folder):
-    """Change a bit of the tensors without changing the size."""
-    (data,) = folder.glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[-1] ^= 1
-    data.write_bytes(content)
-
-
 def test_a_checkpoint_with_a_flipped_bit_is_skipped_for_the_newest_intact_one(tmp_path):
     for step in (10, 20, 30):
         complete_checkpoint.save(tmp_path, step)
-    flip(tmp_path / "iter_0000030")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000030")
     (tmp_path / "iter_0000020" / "manifest.json").write_text("{}")
     read = []
     found = newest_intact(tmp_path, progress=read.append)
@@ -43,7 +35,7 @@ def test_a_damaged_checkpoint_of_a_run_folder_is_logged_and_the_previous_one_tak
     root = tmp_path / "checkpoints"
     for step in (10, 20):
         complete_checkpoint.save(root, step)
-    flip(root / "iter_0000020")
+    complete_checkpoint.flip_bit(root / "iter_0000020")
     lines = []
     assert require_newest_intact(tmp_path, purpose="export", log=lines.append).step == 10
     assert lines == [
@@ -62,14 +54,14 @@ def test_a_folder_without_checkpoints_is_bad_input(tmp_path, name):
 
 def test_contents_need_not_be_compared(tmp_path):
     complete_checkpoint.save(tmp_path, 10)
-    flip(tmp_path / "iter_0000010")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000010")
     found = first_intact(lambda rejected: select_checkpoint(tmp_path, rejected=rejected), contents=False)
     assert (found.step, newest_intact(tmp_path / "none")) == (10, None)
 
 
 def test_no_intact_checkpoint_is_an_error_that_names_each(tmp_path):
     complete_checkpoint.save(tmp_path, 10)
-    flip(tmp_path / "iter_0000010")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000010")
     with pytest.raises(
         CheckpointNotFoundError, match=r"no complete checkpoint \(iter_0000010: __0_0.distcp differs"
     ):

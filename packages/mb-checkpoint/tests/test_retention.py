@@ -78,17 +78,9 @@ def saved(root, *steps):
     return VerifiedCache(progress=sizes.append), sizes
 
 
-def damage(folder):
-    """Flip a bit of the tensors, which a comparison of sizes does not detect."""
-    (data,) = folder.glob("*.distcp")
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 64
-    data.write_bytes(content)
-
-
 def test_damaged_ones_do_not_count_and_are_kept_until_enough_intact_ones_are_newer(tmp_path):
     saved(tmp_path, 10, 20, 30, 40)
-    damage(tmp_path / "iter_0000030")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000030")
     done = prune(tmp_path, keep=2, protected=40)
     assert list(steps_in(tmp_path)) == [40, 30, 20]
     ((path, reason),) = done.damaged
@@ -100,7 +92,7 @@ def test_damaged_ones_do_not_count_and_are_kept_until_enough_intact_ones_are_new
 
 def test_the_newest_intact_one_is_kept_by_default(tmp_path):
     saved(tmp_path, 10, 20, 30)
-    damage(tmp_path / "iter_0000030")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000030")
     done = prune(tmp_path, keep=1)
     assert [path.name for path in done.removed] == ["iter_0000010"]
     assert [path.name for path, _ in done.damaged] == ["iter_0000030"]
@@ -110,7 +102,7 @@ def test_the_newest_intact_one_is_kept_by_default(tmp_path):
 def test_nothing_is_deleted_if_nothing_is_intact(tmp_path):
     saved(tmp_path, 10, 20)
     for folder in steps_in(tmp_path).values():
-        damage(folder)
+        complete_checkpoint.flip_bit(folder)
     with pytest.raises(
         CheckpointNotFoundError, match=r"no intact checkpoint to keep, so none is deleted \(iter_0000020"
     ):
@@ -135,7 +127,7 @@ def test_the_cache_ignores_the_result_of_a_replaced_folder(tmp_path):
     verified, _ = saved(tmp_path, 10)
     folder = tmp_path / "iter_0000010"
     verified.trust(folder)
-    damage(folder)
+    complete_checkpoint.flip_bit(folder)
     assert verified.problems(folder) == []
     saved(tmp_path, 11)
     (tmp_path / "iter_0000011" / "train_state.pt").replace(folder / "train_state.pt")
@@ -147,7 +139,7 @@ def test_the_cache_ignores_the_result_of_a_replaced_folder(tmp_path):
 
 def test_damaged_checkpoints_are_also_read_once(tmp_path):
     verified, sizes = saved(tmp_path, 10, 20, 30)
-    damage(tmp_path / "iter_0000020")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000020")
     first = prune(tmp_path, keep=2, protected=30, verified=verified).damaged
     read = len(sizes)
     assert prune(tmp_path, keep=2, protected=30, verified=verified).damaged == first != ()
@@ -164,7 +156,7 @@ def test_cached_results_count_if_only_sizes_are_compared(tmp_path):
 
 def test_comparing_only_sizes_reads_no_contents(tmp_path):
     saved(tmp_path, 10, 20, 30)
-    damage(tmp_path / "iter_0000020")
+    complete_checkpoint.flip_bit(tmp_path / "iter_0000020")
     prune(tmp_path, keep=2, protected=30, contents=False)
     assert list(steps_in(tmp_path)) == [30, 20]
 

@@ -144,6 +144,7 @@ def why_not_a_checkpoint(path: Path) -> str | None:
 
 
 HUGGING_FACE_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin*")
+"""Patterns of the files of weights in Hugging Face format."""
 
 
 def is_hugging_face_directory(path: Path) -> bool:

@@ -16,8 +16,13 @@ def _template(*, system: str, user: str, assistant: str) -> str:
     """Return the template of a format from the texts of its three roles."""
     return (
         "{% for message in messages %}{% set text = message.content.strip() %}"
-        "{% if message.role == 'system' %}" + system + "{% elif message.role == 'user' %}" + user + ""
-        "{% elif message.role == 'assistant' %}" + assistant + _OTHER_ROLE
+        "{% if message.role == 'system' %}"
+        + system
+        + "{% elif message.role == 'user' %}"
+        + user
+        + "{% elif message.role == 'assistant' %}"
+        + assistant
+        + _OTHER_ROLE
     )
 
 

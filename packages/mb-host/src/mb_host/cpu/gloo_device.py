@@ -26,32 +26,32 @@ def share_gloo_device() -> None:
         distributed_c10d.ProcessGroupGloo, _SharedDevice
     ):
         return
-    made = distributed_c10d.ProcessGroupGloo
-    distributed_c10d.ProcessGroupGloo = _SharedDevice("ProcessGroupGloo", (), {"made": made})  # type: ignore[assignment, misc]
+    original = distributed_c10d.ProcessGroupGloo
+    distributed_c10d.ProcessGroupGloo = _SharedDevice("ProcessGroupGloo", (), {"original": original})  # type: ignore[assignment, misc]
     os.register_at_fork(after_in_child=_devices.clear)  # threads do not survive a fork
 
 
 class _SharedDevice(type):
-    """Class that makes groups of the class `made`, which are its instances."""
+    """Metaclass: a call of its class returns a group of torch's `original` class, on the shared device."""
 
-    made: type[Any]
+    original: type[Any]
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.made)
+        return isinstance(instance, cls.original)
 
     def __call__(cls, *members: Any, **settings: Any) -> Any:
-        options = cls.made._Options()
+        options = cls.original._Options()
         # torch passes store, rank and size, and settings that are options as well: the timeout, in newer releases more
         names = {name: "_timeout" if name == "timeout" else name for name in settings}
         is_known = len(members) == 3 and all(hasattr(options, name) for name in names.values())
         if os.environ.get(_INTERFACES) or not is_known:
-            return cls.made(*members, **settings)
+            return cls.original(*members, **settings)
         if not _devices:
-            device = cls.made.create_default_device()
+            device = cls.original.create_default_device()
             # never deleted: that would wait for the thread, which a forked process does not have
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
             _devices.append(device)
         options._devices, options._timeout = list(_devices), _DEFAULT_TIMEOUT
         for name, value in settings.items():
             setattr(options, names[name], value)
-        return cls.made(*members, options)
+        return cls.original(*members, options)

@@ -18,7 +18,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from mb_launch.world import World, WorldError
 
+CONNECTIONS_PER_RANK = 4
+"""Connections of a rank to the store: its process groups, and threads that use the store while a group may wait."""
+RESERVED_FILES = 512
+"""Files that the process of the store opens otherwise: libraries, data, checkpoints, logs."""
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+
+_groups: Counter[tuple[str, str]] = Counter()
+"""Process groups that this process has opened at each address; equal on all ranks, because each is collective."""
 
 
 def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedelta | None = None) -> Store:
@@ -56,12 +63,6 @@ def rank_store(world: World, environment: Mapping[str, str], *, timeout: timedel
     return PrefixStore(f"mb_launch/{world.attempt}/{_groups[host, port]}", store)
 
 
-CONNECTIONS_PER_RANK = 4
-"""Connections of a rank to the store: its process groups, and threads that use the store while a group may wait."""
-RESERVED_FILES = 512
-"""Files that the process of the store opens otherwise: libraries, data, checkpoints, logs."""
-
-
 def _allow_connections(world_size: int, *, serves: bool) -> None:
     """Raise the soft limit of open files of this process to one that the server needs, or warn that it is too low.
 
@@ -86,10 +87,6 @@ def _allow_connections(world_size: int, *, serves: bool) -> None:
             needed,
             " (its hard limit)" if serves else "",
         )
-
-
-_groups: Counter[tuple[str, str]] = Counter()
-"""Process groups that this process has opened at each address; equal on all ranks, because each is collective."""
 
 
 @cache

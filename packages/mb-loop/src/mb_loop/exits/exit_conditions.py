@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mb_loop.exits.duration_limit import DurationLimit, MaxAcrossRanks
-from mb_loop.exits.outcome import LoopExit
+from mb_loop.exits.outcome import ExitReason, LoopExit
 from mb_loop.settings import TrainSettings
 
 StopRequested = Callable[[int], str | None]
@@ -96,40 +96,35 @@ class ExitConditions:
 
     def early_stop(self, step: int) -> LoopExit | None:
         """Return the exit if a callback ends training after this step, or None. Also for use before the first step."""
-        text = None if self.early_stop_requested is None else self.early_stop_requested(step)
-        return (
-            None
-            if text is None
-            else LoopExit(reason="early_stop", message=f"stopped after step {step}: {text}")
-        )
+        return _requested("early_stop", self.early_stop_requested, step)
 
     def decide(self, step: int) -> LoopExit | None:
         """Return the exit for the first condition that holds after this step, or None.
 
         All ranks must call it after every step.
         """
-        text = None if self.stop_requested is None else self.stop_requested(step)
-        if text is not None:
-            return LoopExit(reason="signal", message=f"stopped after step {step}: {text}")
-        text = None if self.duration_stop_requested is None else self.duration_stop_requested(step)
-        if text is not None:
-            return LoopExit(reason="duration", message=f"stopped after step {step}: {text}")
-        if self.duration is not None and self.duration.reached_after(step):
-            return LoopExit(
-                reason="duration",
-                message=f"stopped after step {step}: train.exit_duration_in_mins={self.duration.minutes} have passed",
-            )
-        early = self.early_stop(step)
-        if early is not None:
-            return early
-        if self.interval and step % self.interval == 0:
-            return LoopExit(
-                reason="interval",
-                message=f"stopped after step {step}: train.exit_interval={self.interval} divides it",
-            )
-        text = None if self.straggler_stop_requested is None else self.straggler_stop_requested(step)
         return (
-            None
-            if text is None
-            else LoopExit(reason="stragglers", message=f"stopped after step {step}: {text}")
+            _requested("signal", self.stop_requested, step)
+            or _requested("duration", self.duration_stop_requested, step)
+            or self._after_duration(step)
+            or self.early_stop(step)
+            or self._at_interval(step)
+            or _requested("stragglers", self.straggler_stop_requested, step)
         )
+
+    def _after_duration(self, step: int) -> LoopExit | None:
+        if self.duration is None or not self.duration.reached_after(step):
+            return None
+        passed = f"train.exit_duration_in_mins={self.duration.minutes} have passed"
+        return LoopExit(reason="duration", message=f"stopped after step {step}: {passed}")
+
+    def _at_interval(self, step: int) -> LoopExit | None:
+        if not self.interval or step % self.interval:
+            return None
+        divides = f"train.exit_interval={self.interval} divides it"
+        return LoopExit(reason="interval", message=f"stopped after step {step}: {divides}")
+
+
+def _requested(reason: ExitReason, requested: StopRequested | None, step: int) -> LoopExit | None:
+    text = None if requested is None else requested(step)
+    return None if text is None else LoopExit(reason=reason, message=f"stopped after step {step}: {text}")

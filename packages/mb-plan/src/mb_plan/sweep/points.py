@@ -115,20 +115,20 @@ class SweepReport:
             (group.count, " ".join(group.rules), values_as_written(self.result, self.variations, group.first))
             for group in self.result.rejected
         ]
-        found: dict[str, list[SweptPoint]] = {}
+        by_verdict: dict[str, list[SweptPoint]] = {}
         for point in self.points:
             if point.verdict:
-                found.setdefault(point.verdict, []).append(point)
-        groups += [(len(points), reason, points[0].values) for reason, points in found.items()]
+                by_verdict.setdefault(point.verdict, []).append(point)
+        groups += [(len(points), reason, points[0].values) for reason, points in by_verdict.items()]
         return sorted(groups, key=lambda group: -group[0])
 
     @property
     def problems(self) -> dict[str, Problem]:
         """Each rule that rejects a point, as written or as resolved, with the first problem that it reports."""
-        found = dict(self.result.problems)
+        first = dict(self.result.problems)
         for problem in (problem for point in self.points for problem in point.problems):
-            found.setdefault(problem.id, problem)
-        return found
+            first.setdefault(problem.id, problem)
+        return first
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON data."""

@@ -216,12 +216,12 @@ def model_work(shape: ModelShape, batch: Batch) -> Work:
         PlanError: The model has parts whose time is not modelled.
     """
     _reject_unmodelled(shape)
-    found = Work()
+    work = Work()
     letters = "".join([*shape.layers, *shape.ahead])
     for letter in _COUNT:
         times = letters.count(letter)
         if times:
-            found.add(part_work(shape, batch, letter), times / shape.pp)
+            work.add(part_work(shape, batch, letter), times / shape.pp)
     outputs = 1 + len(shape.ahead)
     columns = shape.vocab / shape.tp
     head = Work(
@@ -229,8 +229,8 @@ def model_work(shape: ModelShape, batch: Batch) -> Work:
         moved=LOGIT_BYTES * batch.tokens * columns,
         weights=2 * shape.hidden * columns / outputs,
     )
-    found.add(head, outputs / shape.pp)
-    return found
+    work.add(head, outputs / shape.pp)
+    return work
 
 
 def _reject_unmodelled(shape: ModelShape) -> None:

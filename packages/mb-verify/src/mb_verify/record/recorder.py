@@ -14,19 +14,15 @@ class StateReader(Protocol):
     @property
     def reads_data(self) -> bool:
         """Whether this rank is the first of those that read the same sequences."""
-        ...
 
     def state(self, context: Any, *, complete: bool = False) -> Values:
         """Return the values held between two steps; `complete`: at the end of a run, where all parameters are there."""
-        ...
 
     def microbatch(self, context: Any) -> None:
         """Note a microbatch that the data iterator returned, for `step`."""
-        ...
 
     def step(self, context: Any) -> Values:
         """Return the values that a step read and computed."""
-        ...
 
 
 class Recorder:

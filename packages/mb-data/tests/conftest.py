@@ -1,11 +1,16 @@
 """Fixtures with small data."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mb_data import ByteTokenizer, IndexedWriter
+
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # ranks inherit the path; tests import servers and programs by name
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 

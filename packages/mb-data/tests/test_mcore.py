@@ -1,8 +1,10 @@
+import importlib
 import json
 import logging
 import os
 import pickle
 import re
+import sys
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -26,6 +28,7 @@ from mb_data import (
     prepare_corpus,
 )
 from mb_data.config import DataloaderConfig
+from mb_data.errors import FormatLibraryError
 from mb_data.text.shards.build import build_shards
 from mb_data.text.shards.engines import select_engine
 
@@ -423,3 +426,114 @@ class TestShards:
         build_shards([lines], prefix=prefixes[2], tokenizer="ByteTokenizer", engine=engine, shard_bytes=150)
         build(**values)
         assert len(list((tmp_path / "cache").iterdir())) == folders + 1
+
+
+class TestShardsInS3:
+    """Shards in a bucket of moto, which answers boto3 in this process and in those that are forked from it."""
+
+    @pytest.fixture
+    def bucket(self, monkeypatch):
+        moto, boto3 = pytest.importorskip("moto"), pytest.importorskip("boto3")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+        s3 = importlib.import_module("mb_data.text.shards.s3")
+        monkeypatch.setattr(s3, "_clients", {})
+        with moto.mock_aws():
+            client = boto3.client("s3")
+            client.create_bucket(Bucket="bucket")
+            yield client
+
+    @pytest.fixture
+    def lines(self, tmp_path):
+        path = tmp_path / "a.jsonl"
+        path.write_text(
+            "".join(f'{{"text": "{"text of a document " * (number % 4)}{number}"}}\n' for number in range(80))
+        )
+        return path
+
+    def upload(self, bucket, lines, folder, *, name="web"):
+        """Build shards, and copy them to the bucket."""
+        engine = select_engine("local", workers=1)
+        values = {"tokenizer": "ByteTokenizer", "engine": engine, "shard_bytes": 500}
+        build_shards([lines], prefix=str(folder / name), **values)
+        for path in [folder / f"{name}.idx", *(folder / f"{name}.shards").iterdir()]:
+            bucket.upload_file(str(path), "bucket", f"tokens/{path.relative_to(folder)}")
+
+    def read(self, folder, *, prefix="s3://bucket/tokens/web", **values):
+        return build(
+            data_path=prefix,
+            path_to_cache=str(folder / "cache"),
+            object_storage_cache_path=str(folder / "index"),
+            mmap_bin_files=False,
+            **values,
+        )
+
+    def test_the_samples_are_those_of_the_pair_on_disk(self, bucket, lines, tmp_path):
+        self.upload(bucket, lines, tmp_path)
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "pair")
+        pair = build(data_path=str(tmp_path / "pair"), path_to_cache=str(tmp_path / "cache"))
+        train, valid, _ = self.read(tmp_path)
+        assert (tokens_of(train), tokens_of(valid)) == (tokens_of(pair[0]), tokens_of(pair[1]))
+        assert tokens_of(pickle.loads(pickle.dumps(train))) == tokens_of(train)
+        loader = DataLoader(train, batch_size=4, num_workers=2, shuffle=False, multiprocessing_context="fork")
+        assert [row for batch in loader for row in batch["tokens"].tolist()] == tokens_of(train)
+
+    def test_other_shards_at_the_same_url_are_other_data(self, bucket, lines, tmp_path):
+        self.upload(bucket, lines, tmp_path)
+        before = tokens_of(self.read(tmp_path)[0])
+        lines.write_text(lines.read_text().replace("text of", "line of"))  # as many bytes and tokens
+        self.upload(bucket, lines, tmp_path)
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "pair")
+        expected = tokens_of(
+            build(data_path=str(tmp_path / "pair"), path_to_cache=str(tmp_path / "cache"))[0]
+        )
+        found = self.read(tmp_path)[0]
+        assert tokens_of(found) == expected != before
+        assert len(list((tmp_path / "index" / "bucket" / "tokens").glob("web.*"))) == 2
+
+    def test_an_index_of_another_build_is_rejected(self, bucket, lines, tmp_path):
+        self.upload(bucket, lines, tmp_path)
+        index = bucket.get_object(Bucket="bucket", Key="tokens/web.idx")["Body"].read()
+        lines.write_text(lines.read_text() + '{"text": "more"}\n')
+        self.upload(bucket, lines, tmp_path)
+        bucket.put_object(Bucket="bucket", Key="tokens/web.idx", Body=index)
+        with pytest.raises(
+            IndexedFormatError, match=r"web\.idx: has 80 documents .* have 81 in .* of two builds"
+        ):
+            self.read(tmp_path)
+
+    def test_a_shard_that_was_cut_short_is_named(self, bucket, lines, tmp_path):
+        self.upload(bucket, lines, tmp_path)
+        train, _, _ = self.read(tmp_path)
+        for shard in range(len(list((tmp_path / "web.shards").glob("*.bin")))):
+            key = f"tokens/web.shards/shard-{shard:05}.bin"
+            content = bucket.get_object(Bucket="bucket", Key=key)["Body"].read()
+            bucket.put_object(
+                Bucket="bucket", Key=key, Body=content[:3]
+            )  # of an odd length, and mostly before the range
+        with pytest.raises(
+            IndexedFormatError, match=r"s3://bucket/tokens/web\.shards/shard-0000\d\.bin: has \d bytes"
+        ):
+            tokens_of(train)
+
+    def test_a_damaged_manifest_is_named(self, bucket, lines, tmp_path):
+        self.upload(bucket, lines, tmp_path)
+        bucket.put_object(Bucket="bucket", Key="tokens/web.shards/manifest.json", Body=b"{")
+        with pytest.raises(IndexedFormatError, match=r"web\.shards/manifest\.json: is not the manifest"):
+            self.read(tmp_path)
+
+    def test_a_pair_is_read_by_megatron_core(self, bucket, lines, tmp_path):
+        build_indexed([lines], tokenizer=ByteTokenizer(), prefix=tmp_path / "pair")
+        for suffix in ("bin", "idx"):
+            bucket.upload_file(str(tmp_path / f"pair.{suffix}"), "bucket", f"pair.{suffix}")
+        pair = build(data_path=str(tmp_path / "pair"), path_to_cache=str(tmp_path / "cache"))
+        assert tokens_of(self.read(tmp_path, prefix="s3://bucket/pair")[0]) == tokens_of(pair[0])
+
+    def test_without_boto3(self, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "mb_data.text.shards.s3", None)
+        monkeypatch.delitem(sys.modules, "mb_data.text.shards.s3")
+        monkeypatch.setitem(sys.modules, "boto3", None)
+        with pytest.raises(FormatLibraryError, match="the library boto3 is not installed"):
+            self.read(tmp_path)

@@ -1,6 +1,4 @@
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from mb_data import IndexedWriter
 mb_host = pytest.importorskip("mb_host", reason="needs the test group")
 pytest.importorskip("megatron", reason="needs the mcore extra")
 pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks inherit it: they import rank_programs by name
 rank_programs = pytest.importorskip("rank_programs")
 
 

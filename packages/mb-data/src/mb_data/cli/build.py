@@ -86,6 +86,10 @@ def build(options: BuildOptions) -> int:
     lines = [*_lines(options.out, report)]
     if "://" in options.out:
         lines.append(f"Copy {options.out}.idx and {options.out}.shards/ to a disk that the run reads.")
+    if options.out.startswith("s3://"):
+        lines.append(
+            "Or set dataset.object_storage_cache_path, dataset.path_to_cache and mmap_bin_files: false."
+        )
     lines.append(_NEXT.format(prefix=options.out, tokenizer=_section(options.tokenizer)))
     result = {"prefix": options.out, **asdict(report.summary), **asdict(report)}
     del result["summary"]

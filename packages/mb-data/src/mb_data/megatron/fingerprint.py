@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mb_data.text.shards.manifest import is_sharded, manifest_path, read_manifest
+from mb_data.text.shards.manifest import is_sharded, manifest_path, read_manifest, s3_library
 
 _END_BYTES = 1 << 20
 
@@ -50,8 +50,8 @@ def data_fingerprint(
     """Return a hash of the sizes, modification times, and first and last megabyte of the index of each pair.
 
     Megatron names its cached sample indices by path and settings, not by content. Without this fingerprint, an index of
-    data that changed since would be reused. Reads at most two megabytes per pair. Object storage (`s3://`, `msc://`) is
-    identified by its address only.
+    data that changed since would be reused. Reads at most two megabytes per pair. A pair in object storage (`s3://`,
+    `msc://`) is identified by its address only, shards in S3 also by their manifest.
 
     Args:
         prefixes: Paths of `.bin`/`.idx` pairs, without suffix.
@@ -72,6 +72,8 @@ def content_digest(prefixes: Sequence[str], states: Mapping[str, PairState]) -> 
     """Return a hash of the sizes and the first and last megabyte of the index of each pair, without paths and times."""
     digest = hashlib.sha256()
     for prefix in prefixes:
+        if prefix.startswith("s3://"):
+            digest.update(s3_library(prefix).read_s3_manifest(prefix) or b"")
         if "://" in prefix:
             continue
         digest.update(f"{states[prefix].sizes}\0".encode())

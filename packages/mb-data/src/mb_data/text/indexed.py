@@ -178,6 +178,26 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
     """
     bin_path, idx_path = pair_paths(prefix)
     _require_pair(bin_path, idx_path)
+    summary = index_summary(idx_path)
+    expected = summary.tokens * np.dtype(summary.dtype).itemsize
+    found = _bytes_of_shards(prefix) if is_sharded(prefix) else bin_path.stat().st_size
+    if found != expected:
+        raise IndexedFormatError(
+            f"{bin_path}: {found} bytes found, {expected} expected ({summary.tokens} tokens of "
+            f"{summary.dtype} according to {idx_path.name}); a file is truncated, or the files do not belong together. "
+            "Build them again."
+        )
+    return summary
+
+
+def index_summary(idx_path: Path) -> IndexedSummary:
+    """Return the sizes of an index and of the tokens it describes, which are not looked at.
+
+    Raises:
+        DataPathError: The index does not exist.
+        IndexedFormatError: The header is invalid, the size of the file does not match it, or the last entries
+            contradict each other.
+    """
     with _open_index(idx_path) as stream:
         name, sequences, boundaries = _read_header(stream, idx_path)
     itemsize = np.dtype(name).itemsize
@@ -189,13 +209,6 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
             f"{expected}; the file is truncated or is not an index. Build it again."
         )
     tokens = _count_tokens(idx_path, sequences=sequences, boundaries=boundaries, itemsize=itemsize)
-    found = _bytes_of_shards(prefix) if is_sharded(prefix) else bin_path.stat().st_size
-    if found != tokens * itemsize:
-        raise IndexedFormatError(
-            f"{bin_path}: {found} bytes found, {tokens * itemsize} expected ({tokens} tokens of "
-            f"{name} according to {idx_path.name}); a file is truncated, or the files do not belong together. Build "
-            "them again."
-        )
     return IndexedSummary(
         documents=boundaries - 1,
         sequences=sequences,

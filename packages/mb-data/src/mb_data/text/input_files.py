@@ -2,13 +2,14 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mb_data.errors import DataPathError, FormatLibraryError
+from mb_data.errors import DataError, DataPathError, FormatLibraryError
 
 _REMOTE_BLOCK = 1 << 20
 
@@ -48,6 +49,26 @@ def located_path(location: str | Path) -> Path:
     return cast(Path, library.UPath(str(location)))
 
 
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what object storage raises in the block, which its libraries derive from no common class, into one error.
+
+    Raises:
+        DataPathError: The storage refused, or cannot be reached.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        if is_local(path):
+            raise
+        raise DataPathError(
+            f"{path}: the storage does not answer as expected ({type(error).__name__}: {error}). Check the path, the "
+            "credentials and the address of the storage."
+        ) from error
+
+
 def is_parquet(path: Path) -> bool:
     """Return True if a file is read as Parquet, by its suffix."""
     return path.suffix.lower() in (".parquet", ".pq")
@@ -73,9 +94,13 @@ def input_files(inputs: Sequence[str | Path]) -> list[Path]:
     """
     files: list[Path] = []
     for entry in map(located_path, inputs):
-        if not entry.exists():
-            raise DataPathError(f"{entry}: no such file or folder, but it is an input. Correct the path.")
-        files += visible_files(entry) if entry.is_dir() else [entry]
+        with storage_errors(entry):
+            if not entry.exists():
+                advice = "" if is_local(entry) else ", or the credentials, without which nothing is found"
+                raise DataPathError(
+                    f"{entry}: no such file or folder, but it is an input. Correct the path{advice}."
+                )
+            files += visible_files(entry) if entry.is_dir() else [entry]
     if not files:
         raise DataPathError(
             f"{', '.join(map(str, inputs)) or 'inputs'}: contains no files; there is nothing to tokenize. "

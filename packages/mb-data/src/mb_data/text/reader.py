@@ -39,7 +39,7 @@ class IndexedReader:
         self.boundaries: NDArray[Any] = self._memmap(np.int64, ends, boundaries)
         """Number of sequences before each document; the last entry is the total."""
         self.tokens: NDArray[Any] | ShardedTokens = (
-            ShardedTokens(prefix, self.summary.dtype)
+            ShardedTokens(read_manifest(prefix), self.summary.dtype)
             if is_sharded(prefix)
             else self._memmap(self.summary.dtype, 0, self.summary.tokens, of="bin")
         )

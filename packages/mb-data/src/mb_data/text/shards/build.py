@@ -13,7 +13,7 @@ from mb_data.errors import PairExistsError
 from mb_data.progress import Progress
 from mb_data.text.build import PairReport, require_documents
 from mb_data.text.indexed import IndexedSummary, read_lengths, write_index
-from mb_data.text.input_files import input_files, is_local, located_path
+from mb_data.text.input_files import input_files, is_local, located_path, storage_errors
 from mb_data.text.selection import Selection
 from mb_data.text.shards.cut import cut_files
 from mb_data.text.shards.files import WORK_PREFIX, move, read_array, write_array, write_text
@@ -82,11 +82,13 @@ def build_shards(
         The errors of `build_pair`.
     """
     folder, tokens = located_path(f"{prefix}.shards"), located_path(f"{prefix}.bin")
-    if tokens.exists():
-        raise PairExistsError(f"{tokens}: exists already. Choose another --out, or pass --overwrite.")
+    with storage_errors(folder):
+        if tokens.exists():
+            raise PairExistsError(f"{tokens}: exists already. Choose another --out, or pass --overwrite.")
     selection = selection or Selection()
     files = input_files(inputs)
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     options = ShardOptions(
         tokenizer=str(tokenizer),
         tokenizer_fingerprint=load_tokenizer(tokenizer).fingerprint,
@@ -154,7 +156,7 @@ def _mark_duplicates(folder: Path, number: int) -> None:
 
 
 def _finish(prefix: str, folder: Path, records: Sequence[dict[str, Any]]) -> IndexedSummary:
-    """Write the manifest and the index of all shards, and remove what interrupted workers left."""
+    """Write the index and the manifest of all shards, and remove what interrupted workers left."""
     files = [
         ShardFile(
             path=folder / f"{shard_name(shard)}.bin",
@@ -164,7 +166,6 @@ def _finish(prefix: str, folder: Path, records: Sequence[dict[str, Any]]) -> Ind
         )
         for shard, record in enumerate(records)
     ]
-    write_text(folder / MANIFEST, encode_manifest(files))
     lengths = np.concatenate(
         [read_lengths(folder / f"{shard_name(shard)}.idx") for shard in range(len(files))]
     )
@@ -175,6 +176,7 @@ def _finish(prefix: str, folder: Path, records: Sequence[dict[str, Any]]) -> Ind
         write_index(Path(work, index.name), lengths, dtype=dtype)
         size = Path(work, index.name).stat().st_size
         move(Path(work, index.name), index)
+    write_text(folder / MANIFEST, encode_manifest(files))  # last: with it, shards are a data set
     if is_local(folder):
         for left in folder.glob(f"{WORK_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from mb_data.text.compressed import compression
 from mb_data.text.document_rows import arrow_library
 from mb_data.text.documents import is_json
-from mb_data.text.input_files import InputRange, is_parquet
+from mb_data.text.input_files import InputRange, is_local, is_parquet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,8 @@ class ShardInput:
 
     part: InputRange
     size: int
-    modified: float
-    """Time of the last modification, in seconds since the epoch; 0 where the storage has none."""
+    version: str | float
+    """ETag of an object, commit of a file of the Hugging Face hub, or the time of the last modification."""
 
 
 Shard = tuple[ShardInput, ...]
@@ -37,21 +38,23 @@ def cut_files(files: Iterable[Path], *, shard_bytes: int) -> Iterator[Shard]:
     shard: list[ShardInput] = []
     shard_size = 0
     for file in files:
-        size, modified = state_of(file)
+        size, version = state_of(file)
         for part, part_bytes in _parts(file, size, shard_bytes):
             if shard and shard_size + part_bytes > shard_bytes:
                 yield tuple(shard)
                 shard, shard_size = [], 0
-            shard.append(ShardInput(part=part, size=size, modified=modified))
+            shard.append(ShardInput(part=part, size=size, version=version))
             shard_size += part_bytes
     if shard:
         yield tuple(shard)
 
 
-def state_of(path: Path) -> tuple[int, float]:
-    """Return the size and the time of the last modification of a file."""
+def state_of(path: Path) -> tuple[int, str | float]:
+    """Return the size and the version of a file; the version is 0 where the storage has none."""
     state = path.stat()
-    return state.st_size, float(state.st_mtime or 0.0)
+    values = {} if is_local(path) else cast(Any, state).as_info()
+    tag = values.get("ETag") or values.get("etag") or values.get("blob_id")
+    return state.st_size, str(tag) if tag else float(state.st_mtime or 0.0)
 
 
 def _parts(file: Path, size: int, shard_bytes: int) -> Iterator[tuple[InputRange, int]]:

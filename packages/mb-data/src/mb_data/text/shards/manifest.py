@@ -7,10 +7,11 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_data.errors import IndexedFormatError
+from mb_data.errors import FormatLibraryError, IndexedFormatError
 
 MANIFEST = "manifest.json"
 """Name of the manifest in the folder of the shards."""
@@ -41,6 +42,22 @@ def is_sharded(prefix: str | Path) -> bool:
     return manifest_path(prefix).is_file() and not Path(f"{prefix}.bin").exists()
 
 
+def s3_library(prefix: str) -> Any:
+    """Return the module that reads shards in S3.
+
+    Raises:
+        FormatLibraryError: boto3 is not installed.
+    """
+    try:
+        return import_module("mb_data.text.shards.s3")
+    except ModuleNotFoundError as error:
+        if error.name != "boto3":
+            raise
+        raise FormatLibraryError(
+            f"{prefix}: the library boto3 is not installed; a run reads S3 with it. Install it: pip install boto3."
+        ) from error
+
+
 def encode_manifest(files: list[ShardFile]) -> str:
     """Return the content of the manifest of files in its folder."""
     entries = [{**asdict(file), "path": file.path.name} for file in files]
@@ -54,15 +71,24 @@ def read_manifest(prefix: str | Path) -> list[ShardFile]:
         IndexedFormatError: The manifest is damaged, or names files outside of its folder.
     """
     path = manifest_path(prefix)
+    return parse_manifest(path.read_bytes(), path.parent)
+
+
+def parse_manifest(encoded: bytes, folder: Path) -> list[ShardFile]:
+    """Return the files of the manifest of a folder.
+
+    Raises:
+        IndexedFormatError: The manifest is damaged, or names files outside of its folder.
+    """
     try:
-        content: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(encoded)
         if content["version"] != _VERSION:
             raise ValueError(f"version {content['version']} instead of {_VERSION}")
-        return [_shard_file(path.parent, entry) for entry in content["shards"]]
+        return [_shard_file(folder, entry) for entry in content["shards"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexedFormatError(
-            f"{path}: is not the manifest of shards ({type(error).__name__}: {error}). Build the data again; shards "
-            "that are whole are kept."
+            f"{folder / MANIFEST}: is not the manifest of shards ({type(error).__name__}: {error}). Build the data "
+            "again; shards that are whole are kept."
         ) from error
 
 

@@ -85,7 +85,7 @@ def read_inputs(folder: Path, number: int) -> list[ShardInput]:
         ShardInput(
             part=InputRange(path=located_path(entry["path"]), start=entry["start"], end=entry["end"]),
             size=entry["size"],
-            modified=entry["modified"],
+            version=entry["version"],
         )
         for entry in entries
     ]
@@ -98,7 +98,7 @@ def _as_data(entry: ShardInput) -> dict[str, Any]:
         "start": part.start,
         "end": part.end,
         "size": entry.size,
-        "modified": entry.modified,
+        "version": entry.version,
     }
 
 

@@ -171,7 +171,7 @@ def read_shard_documents(folder: Path, number: int, options: ShardOptions) -> It
             "everything again with --overwrite."
         )
     for entry in inputs:
-        if state_of(entry.part.path) != (entry.size, entry.modified):
+        if state_of(entry.part.path) != (entry.size, entry.version):
             raise ShardPlanError(
                 f"{entry.part.path}: was changed since the build began (it had {entry.size} bytes). Restore it, or "
                 "build everything again with --overwrite."

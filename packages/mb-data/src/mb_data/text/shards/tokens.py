@@ -1,33 +1,30 @@
 """Tokens of shards as one array, mapped into memory shard by shard."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mb_data.loading.changed_files import require_complete
-from mb_data.text.shards.manifest import read_manifest
+from mb_data.text.shards.manifest import ShardFile
 
 
 class ShardedTokens:
     """Tokens of all shards of a data set, in their order. A shard is opened at its first use and stays open.
 
     Args:
-        prefix: Path without suffix.
+        files: Files of the shards; see `read_manifest`.
         dtype: Type of a token id.
-
-    Raises:
-        IndexedFormatError: The manifest is damaged.
     """
 
-    def __init__(self, prefix: str | Path, dtype: Any) -> None:
+    def __init__(self, files: Sequence[ShardFile], dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
-        self._files = read_manifest(prefix)
-        sizes = [file.bytes // self.dtype.itemsize for file in self._files]
+        self.files = files
+        sizes = [file.bytes // self.dtype.itemsize for file in files]
         self._starts = np.cumsum([0, *sizes])
         """First token of each shard, and the number of all."""
-        self._opened: list[np.memmap[Any, Any] | None] = [None] * len(self._files)
+        self._opened: list[np.memmap[Any, Any] | None] = [None] * len(files)
 
     @property
     def size(self) -> int:
@@ -52,9 +49,17 @@ class ShardedTokens:
         while start < stop:
             begin, end = int(self._starts[first]), min(stop, int(self._starts[first + 1]))
             if begin < end:
-                pieces.append(self._shard(first)[start - begin : end - begin])
+                pieces.append(self.piece(first, start - begin, end - begin))
             start, first = max(start, end), first + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def piece(self, shard: int, begin: int, end: int) -> NDArray[Any]:
+        """Return tokens of a shard, by their positions in it.
+
+        Raises:
+            IndexedFormatError: The shard was cut short since it was opened.
+        """
+        return self._shard(shard)[begin:end]
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         if isinstance(key, slice):
@@ -71,6 +76,6 @@ class ShardedTokens:
     def _shard(self, number: int) -> NDArray[Any]:
         opened = self._opened[number]
         if opened is None:
-            opened = self._opened[number] = np.memmap(self._files[number].path, dtype=self.dtype, mode="r")
+            opened = self._opened[number] = np.memmap(self.files[number].path, dtype=self.dtype, mode="r")
         require_complete(opened._mmap, str(opened.filename))  # type: ignore[attr-defined]
         return opened

@@ -532,8 +532,7 @@ class TestShardsInS3:
         assert tokens_of(self.read(tmp_path, prefix="s3://bucket/pair")[0]) == tokens_of(pair[0])
 
     def test_without_boto3(self, monkeypatch, tmp_path):
-        monkeypatch.setitem(sys.modules, "mb_data.text.shards.s3", None)
-        monkeypatch.delitem(sys.modules, "mb_data.text.shards.s3")
+        monkeypatch.setattr(importlib.import_module("mb_data.text.shards.s3"), "_clients", {})
         monkeypatch.setitem(sys.modules, "boto3", None)
         with pytest.raises(FormatLibraryError, match="the library boto3 is not installed"):
             self.read(tmp_path)

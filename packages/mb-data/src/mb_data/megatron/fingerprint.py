@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mb_data.text.shards.manifest import is_sharded, manifest_path, read_manifest, s3_library
+from mb_data.text.shards.manifest import is_sharded, manifest_path, read_manifest
+from mb_data.text.shards.s3 import SCHEME, read_s3_manifest
 
 _END_BYTES = 1 << 20
 
@@ -72,8 +73,8 @@ def content_digest(prefixes: Sequence[str], states: Mapping[str, PairState]) -> 
     """Return a hash of the sizes and the first and last megabyte of the index of each pair, without paths and times."""
     digest = hashlib.sha256()
     for prefix in prefixes:
-        if prefix.startswith("s3://"):
-            digest.update(s3_library(prefix).read_s3_manifest(prefix) or b"")
+        if prefix.startswith(SCHEME):
+            digest.update(read_s3_manifest(prefix) or b"")
         if "://" in prefix:
             continue
         digest.update(f"{states[prefix].sizes}\0".encode())

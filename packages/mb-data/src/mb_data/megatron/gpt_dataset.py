@@ -13,7 +13,8 @@ from mb_data.errors import IndexedFormatError
 from mb_data.loading.changed_files import cut_short, require_complete
 from mb_data.loading.document_parts import document_parts
 from mb_data.megatron.sharded_dataset import S3ShardedDataset, ShardedDataset
-from mb_data.text.shards.manifest import is_sharded, s3_library
+from mb_data.text.shards.manifest import is_sharded
+from mb_data.text.shards.s3 import SCHEME, find_s3_shards
 
 
 class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core has no types
@@ -38,10 +39,8 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
         """Open the tokens of a prefix: a pair, or shards."""
         if is_sharded(dataset_path):
             return ShardedDataset(dataset_path)
-        if dataset_path.startswith("s3://"):
-            found = s3_library(dataset_path).find_s3_shards(
-                dataset_path, index_cache=config.object_storage_cache_path
-            )
+        if dataset_path.startswith(SCHEME):
+            found = find_s3_shards(dataset_path, index_cache=config.object_storage_cache_path)
             if found is not None:
                 index, files = found
                 return S3ShardedDataset(dataset_path, str(index), files)

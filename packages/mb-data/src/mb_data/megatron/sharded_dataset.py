@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from megatron.core.datasets.indexed_dataset import IndexedDataset, _BinReader, _IndexReader, get_idx_path
 
-from mb_data.text.shards.manifest import ShardFile, read_manifest, s3_library
+from mb_data.text.shards.manifest import ShardFile, read_manifest
+from mb_data.text.shards.s3 import S3Tokens
 from mb_data.text.shards.tokens import ShardedTokens
 
 
@@ -53,7 +54,7 @@ class S3ShardedDataset(ShardedDataset):
     def __init__(self, path_prefix: str, index_path: str, files: Sequence[ShardFile]) -> None:
         self._state = path_prefix, index_path, files
         self._open(path_prefix, index_path)
-        self.bin_reader = ShardedBinReader(s3_library(path_prefix).S3Tokens(files, self.index.dtype))
+        self.bin_reader = ShardedBinReader(S3Tokens(files, self.index.dtype))
 
     def __getstate__(self) -> Any:
         """Return what a worker process opens the dataset with; the storage is asked for nothing but tokens."""

@@ -34,6 +34,9 @@ CODES = {
     "float32": 7,
     "uint16": 8,
 }
+_BLOCK = 1 << 16
+"""Documents whose part of an index is computed at a time."""
+
 _BYTES_PER_SEQUENCE = 4 + 8
 _BYTES_PER_BOUNDARY = 8
 
@@ -154,12 +157,20 @@ def write_index(path: Path, lengths: NDArray[np.int32], *, dtype: np.dtype[Any])
         lengths: Tokens of each document, int32 [documents].
         dtype: Type of a token id.
     """
-    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
-    offsets = np.concatenate([np.zeros(1, np.int64), ends])[: lengths.size]
-    header = HEADER.pack(MAGIC, VERSION, CODES[dtype.name], lengths.size, lengths.size + 1)
+    number = lengths.size
     with path.open("wb") as stream:
-        for part in (header, lengths, offsets, np.arange(lengths.size + 1, dtype=np.int64)):
-            stream.write(part)
+        stream.write(HEADER.pack(MAGIC, VERSION, CODES[dtype.name], number, number + 1))
+        stream.write(lengths)
+        end = 0
+        for first in range(
+            0, number, _BLOCK
+        ):  # in blocks: the two columns have four times the size of the lengths
+            sizes = lengths[first : first + _BLOCK].astype(np.int64) * dtype.itemsize
+            ends = end + np.cumsum(sizes)
+            stream.write(ends - sizes)
+            end = int(ends[-1])
+        for first in range(0, number + 1, _BLOCK):
+            stream.write(np.arange(first, min(first + _BLOCK, number + 1), dtype=np.int64))
 
 
 def pair_paths(prefix: str | Path) -> tuple[Path, Path]:

@@ -7,11 +7,10 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_data.errors import FormatLibraryError, IndexedFormatError
+from mb_data.errors import IndexedFormatError
 
 MANIFEST = "manifest.json"
 """Name of the manifest in the folder of the shards."""
@@ -40,22 +39,6 @@ def manifest_path(prefix: str | Path) -> Path:
 def is_sharded(prefix: str | Path) -> bool:
     """Return whether the tokens of a prefix are in shards. A `.bin` file of this name comes first."""
     return manifest_path(prefix).is_file() and not Path(f"{prefix}.bin").exists()
-
-
-def s3_library(prefix: str) -> Any:
-    """Return the module that reads shards in S3.
-
-    Raises:
-        FormatLibraryError: boto3 is not installed.
-    """
-    try:
-        return import_module("mb_data.text.shards.s3")
-    except ModuleNotFoundError as error:
-        if error.name != "boto3":
-            raise
-        raise FormatLibraryError(
-            f"{prefix}: the library boto3 is not installed; a run reads S3 with it. Install it: pip install boto3."
-        ) from error
 
 
 def encode_manifest(files: list[ShardFile]) -> str:

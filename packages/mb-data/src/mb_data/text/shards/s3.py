@@ -1,21 +1,22 @@
 """Shards in S3 that a run reads: the index is copied to a folder of this machine, tokens are read by their range.
 
 Megatron Core's reader of S3 holds a client and a block of 256 MiB for each file, which does not suit many shards and
-shuffled samples. Here each process has one client, and reads what it needs and nothing else. Requires boto3.
+shuffled samples. Here each process has one client, and reads what it needs and nothing else. Requires the extra
+`storage`.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 from numpy.typing import NDArray
 
 from mb_data.build_cache import load_or_build
-from mb_data.errors import IndexedFormatError
+from mb_data.errors import FormatLibraryError, IndexedFormatError
 from mb_data.text.indexed import index_summary
 from mb_data.text.shards.manifest import MANIFEST, ShardFile, parse_manifest
 from mb_data.text.shards.tokens import ShardedTokens
@@ -31,6 +32,7 @@ def read_s3_manifest(prefix: str) -> bytes | None:
     """Return the manifest of shards in S3; None if there is none at the URL.
 
     Raises:
+        FormatLibraryError: boto3 is not installed.
         The exceptions of botocore: the storage cannot be read.
     """
     client = _client()
@@ -118,7 +120,16 @@ def _read_range(bucket: str, key: str, wanted: str) -> bytes:
 def _client() -> Any:
     process = os.getpid()
     if process not in _clients:
-        _clients[process] = boto3.client("s3")
+        try:
+            library = import_module("boto3")
+        except ModuleNotFoundError as error:
+            if error.name != "boto3":
+                raise
+            raise FormatLibraryError(
+                "dataset.data_path: the library boto3 is not installed; a run reads S3 with it. Install it: "
+                'pip install "mb-data[storage]".'
+            ) from error
+        _clients[process] = library.client("s3")
     return _clients[process]
 
 

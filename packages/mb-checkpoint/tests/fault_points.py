@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 KILLS = ("kill", "torn")
 """The training process dies, at an operation or in the middle of a write; its writer with it."""
+WRITER_ALONE = {"crash": signal.SIGKILL, "stop": signal.SIGSTOP}
+"""Signals that only the writer process receives."""
 OPERATIONS = {
     "open-read",
     "read",
@@ -28,6 +30,7 @@ ERRORS = {"full": errno.ENOSPC, "denied": errno.EACCES, "io": errno.EIO}
 APPLIES = {
     "kill": OPERATIONS,
     "crash": OPERATIONS,  # the writer process alone dies
+    "stop": OPERATIONS,  # it is stopped, as by a debugger, and never continues
     "torn": {"write"},
     "full": {"open-write", "write", "close", "fsync", "mkdir", "rename"},
     "denied": {"open-read", "open-write", "mkdir", "rename", "unlink", "rmdir"},
@@ -71,8 +74,9 @@ class Points:
             for pid in dict.fromkeys((self.victim, os.getpid())):
                 os.kill(pid, signal.SIGKILL)
             signal.pause()
-        if plan.kind == "crash":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if plan.kind in WRITER_ALONE:
+            os.kill(os.getpid(), WRITER_ALONE[plan.kind])
+            return  # only after a stop, and if it is continued
         raise OSError(ERRORS[plan.kind], os.strerror(ERRORS[plan.kind]), str(path))
 
 

@@ -8,6 +8,7 @@ import rank_work
 import tiny_work
 
 from mb_checkpoint import select_checkpoint
+from mb_checkpoint.save.spawn import FreshInterpreter
 
 LAYOUTS = {"one process, a fresh interpreter": "spawn", "DP2, distributed optimizer": "fork"}
 
@@ -57,6 +58,22 @@ def test_a_writer_that_dies_or_hangs_is_reported_on_every_rank_and_replaced(two_
     ] * 2
     assert sorted(path.name for path in Path(tmp_path).glob("iter_*")) == ["iter_0000001", "iter_0000003"]
     assert select_checkpoint(tmp_path).step == 3
+
+
+def test_a_new_interpreter_does_not_repeat_the_warning_of_pynvml_and_prints_others(
+    tmp_path, monkeypatch, capfd
+):
+    """torch imports pynvml, whose package warns; here a module of its name."""
+    text = "import warnings\nwarnings.warn('{}', FutureWarning)\n"
+    (tmp_path / "pynvml.py").write_text(text.format("The pynvml package is deprecated. Install another."))
+    (tmp_path / "other.py").write_text(f"import pynvml\n{text.format('another')}\ndef serve():\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    process = FreshInterpreter("other", "serve", (), ())
+    process.join()
+    assert process.exitcode == 0
+    printed = capfd.readouterr().err
+    assert "FutureWarning: another" in printed
+    assert "pynvml package" not in printed
 
 
 def test_an_error_of_the_writer_is_reported_with_its_cause(one_rank, tmp_path):

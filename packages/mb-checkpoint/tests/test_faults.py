@@ -28,7 +28,7 @@ def test_after_trouble_at_any_file_operation_a_run_resumes_and_nothing_committed
     plain = {name: 1 if ALL else stride for name, stride in (PART | TORCH).items()}
     wanted = [f"{name}:{stride}" for name, stride in (plain | FSDP).items()]
     found = fork_server.call(
-        fault_points.matrices, tmp_path, wanted, timeout_seconds=4 * 3600 if ALL else 300
+        fault_points.matrices, tmp_path, wanted, timeout_seconds=4 * 3600 if ALL else 1200
     )
     print({name: each["by"] for name, each in found.items()})
     assert [problem for each in found.values() for problem in each["problems"]] == []

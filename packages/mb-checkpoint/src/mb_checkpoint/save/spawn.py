@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkProcess
 from typing import Protocol
 
+PYNVML = "ignore:The pynvml package is deprecated:FutureWarning"
+"""torch warns at its import if the package `pynvml`, which nvidia-resiliency-ext requires, is installed. The training
+process has printed it; no code of the user runs in a new interpreter."""
+
 
 class ChildProcess(Protocol):
     """Interface of a child process."""
@@ -55,7 +59,7 @@ class FreshInterpreter:
             f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; {function}({values})"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-W", PYNVML, "-c", program],
             pass_fds=tuple(descriptors),
             stdin=subprocess.DEVNULL,
             start_new_session=True,

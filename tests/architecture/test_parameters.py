@@ -11,7 +11,9 @@ SPEC = "Megatron calls every layer spec with it; this one is the same for all pi
 SEED = "a position of the seed's signature"
 LM = "parameter of Megatron-LM's function"
 TRUST = "the callback of the option trusts the folders for the length of the command"
+BRIDGE = "Megatron-Bridge's signature"
 ALLOWED = {
+    "mb_trainer.bridge.auto_bridge.AutoBridge.from_hf_pretrained.trust_remote_code": f"{BRIDGE}; no code is run",
     "mb_checkpoint.megatron.torch_optimizer.TorchOptimizerState.sharded_state_dict.metadata": "of sharded ones",
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; one index",
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; one index",

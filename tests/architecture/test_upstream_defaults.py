@@ -10,14 +10,15 @@ import pytest
 import mb_overlap
 import mb_trainer.config
 from mb_config.megatron_defaults import plain_value
+from mb_trainer.bridge import providers
 
 HERE = Path(__file__).parent
 UPSTREAM = json.loads((HERE / "upstream_defaults.json").read_text())["classes"]
 REASONS = json.loads((HERE / "default_differences.json").read_text())
 OURS = {
-    "GPTModelProvider": mb_trainer.config.GPTModelConfig,
-    "HybridModelProvider": mb_trainer.config.MambaModelConfig,
-    "T5ModelProvider": mb_trainer.config.T5ModelConfig,
+    "GPTModelProvider": providers.GPTModelProvider,
+    "HybridModelProvider": providers.HybridModelProvider,
+    "T5ModelProvider": providers.T5ModelProvider,
 }
 """Class of Megatron-Bridge -> ours, where the name differs."""
 

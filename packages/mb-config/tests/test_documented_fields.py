@@ -18,6 +18,7 @@ CONTAINER = DOCUMENTED.pop("ConfigContainer")
 OWN = ("perf",)
 """Fields of the container that are this package's own."""
 ADDED = {
+    "SchedulerConfig": {"max_lr", "min_lr"},
     "TrainingConfig": {"early_stop_metric", "early_stop_min_delta", "early_stop_mode", "early_stop_patience"},
 }
 """Fields of sections that are this package's own."""

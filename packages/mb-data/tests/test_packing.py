@@ -190,7 +190,7 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
             "tokenizer_model_name=llama, which would have no effect",
         ),
         ("D75", ({}, "M*", None, None, None), "model.hybrid_layer_pattern=M*"),
-        ("V047", (None, False, {}), "is None"),
+        ("V047", (None, False, {}, None), "is None"),
     ],
 )
 def test_other_violations_of_a_rule(rule_id, values, message):

@@ -1,43 +1,114 @@
 """Modules of `megatron.bridge`.
 
-A recipe written for Megatron-Bridge moves by replacing `megatron.bridge` with `mb_trainer.bridge` in its imports. The
-names are those of the trainer's packages; `_names.py` lists where each one is. The import of another one names what
-replaces it.
+A recipe written for Megatron-Bridge moves by replacing `megatron.bridge` with `mb_trainer.bridge` in its imports. Each
+module of theirs is made when it is imported: `names.txt` lists where its names are in the packages of this trainer.
+The import of another name raises an error with its replacement, or with the reason why there is none (`missing.txt`).
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
-_IN_PLACE = {
-    "AutoBridge": "Set checkpoint.pretrained_checkpoint to the Hugging Face folder; see mb import-hf and mb export-hf.",
-    "recipes": "`mb recipes` lists the recipes; in Python they are mb_trainer.RECIPES.",
-    "models": "Models are sections of mb_models, such as GPTModelConfig; this module has GPT, T5 and Mamba providers.",
-    "data": "Datasets are sections of mb_data, such as FinetuningDatasetConfig.",
-}
-_ELSEWHERE = "The page Megatron-Bridge of the documentation lists what is in the place of its modules."
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
-
-def _message(name: str) -> str:
-    part = name.removeprefix(f"{__name__}.").partition(".")[0]
-    return f"{name}: Megatron-Bridge has it, and this trainer has not. {_IN_PLACE.get(part, _ELSEWHERE)}"
+_FOLDER = Path(__file__).parent
+_BASE = f"{__name__}."
 
 
-class _Missing:
-    """Finder that is called last: what reaches it is not a module of this package."""
+@cache
+def names() -> Mapping[str, Mapping[str, str]]:
+    """Return where the names of Megatron-Bridge are here: module below `megatron.bridge` -> name -> module:name."""
+    found: dict[str, dict[str, str]] = {"": {}}
+    for line in (_FOLDER / "names.txt").read_text().splitlines():
+        head, _, listed = line.partition(": ")
+        module, home = head.split()
+        pairs = (name.partition("=") for name in listed.split())  # NAME=OTHER where the name differs here
+        places = {name: f"{home}:{other or name}" for name, _, other in pairs}
+        found.setdefault("" if module == "." else module, {}).update(places)
+    for module in [*found]:
+        parts = module.split(".")
+        for length in range(1, len(parts)):
+            found.setdefault(".".join(parts[:length]), {})
+    return found
+
+
+@cache
+def missing() -> Sequence[tuple[str, str]]:
+    """Return what is not here: a pattern of names below `megatron.bridge`, and what to use, or why it is missing."""
+    lines = (_FOLDER / "missing.txt").read_text().splitlines()
+    return [(pattern, text) for pattern, _, text in (line.partition(" ") for line in lines) if text]
+
+
+def answer(name: str) -> str | None:
+    """Return what is in the place of a module or name below `megatron.bridge`; None if it is unknown there, too."""
+    return next((text for pattern, text in missing() if fnmatchcase(name, pattern)), None)
+
+
+def _reject(name: str, kind: type[ImportError]) -> ImportError:
+    text = answer(name) or "Megatron-Bridge 0.6.2 has no such name either."
+    return kind(f"{_BASE}{name}: not in this trainer. {text}", name=f"{_BASE}{name}")
+
+
+class _Finder:
+    """Finder and loader of modules that have no file; it is called last."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        """Raise ModuleNotFoundError for a module of Megatron-Bridge that is missing here."""
-        if name.startswith(f"{__name__}."):
-            raise ModuleNotFoundError(_message(name), name=name)
-        return None
+        """Return the module of a path in `names()`.
+
+        Raises:
+            ModuleNotFoundError: a module of Megatron-Bridge that is missing here.
+        """
+        if not name.startswith(_BASE):
+            return None
+        if name.removeprefix(_BASE) not in names():
+            raise _reject(name.removeprefix(_BASE), ModuleNotFoundError)
+        return ModuleSpec(name, cast("Loader", _Finder), is_package=True)
+
+    @staticmethod
+    def create_module(_spec: ModuleSpec) -> None:
+        """Create the module as Python does."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Give a module its names."""
+        path = module.__name__.removeprefix(_BASE)
+        module.__doc__ = f"Names of `megatron.bridge.{path}`."
+        vars(module).update(
+            __all__=sorted(names()[path]),
+            __dir__=lambda: sorted(names()[path]),
+            __getattr__=lambda name: _find(path, name),
+        )
 
 
-sys.meta_path.append(_Missing)
+def _find(module: str, name: str) -> object:
+    home = names()[module].get(name)
+    if home is not None:
+        home, _, other = home.partition(":")
+        return getattr(import_module(home), other)
+    path = f"{module}.{name}" if module else name
+    if path in names():
+        return import_module(f"{_BASE}{path}")
+    if not name.startswith("__") and answer(path) is not None:
+        raise _reject(path, ImportError)
+    raise AttributeError(
+        f"module {__name__ + '.' + module if module else __name__!r} has no attribute {name!r}"
+    )
 
 
 def __getattr__(name: str) -> object:
-    if name == "AutoBridge":  # the others are submodules
-        raise ImportError(_message(f"{__name__}.{name}"), name=__name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _find("", name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*names()[""], *(path for path in names() if path and "." not in path)})
+
+
+sys.meta_path.append(_Finder)

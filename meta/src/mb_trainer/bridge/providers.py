@@ -1,49 +1,151 @@
-"""Model sections under the names of Megatron-Bridge's providers, which take values of torch. No torch."""
+"""Model sections under the names of Megatron-Bridge's providers, with their defaults. No torch.
 
+Only what determines the model or its numbers has another default than in the sections of mb_models; fused kernels are
+on where these providers have them on.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
+from mb_models.config import DType
+from mb_models.hybrid.config import main_layers
+from mb_models.megatron_fields import megatron_fields
+
+BUILT_BY_MEGATRON = {
+    "transformer_layer_spec": (
+        None,
+        "a section is data. Pass code that changes the model with mb_trainer.UserCode",
+    ),
+    "use_transformer_engine_full_layer_spec": (
+        False,
+        "layers are built of Transformer Engine's modules one by one",
+    ),
+    "scatter_embedding_sequence_parallel": (True, "embeddings are scattered with sequence_parallel"),
+    "should_pad_vocab": (
+        False,
+        "the tokenizer's size is padded where vocab_size is None, and vocab_size is not",
+    ),
+    "restore_modelopt_state": (False, "models of Model Optimizer are not read"),
+    "mtp_enabled": (False, "mtp_num_layers alone decides"),
+    "moe_a2a_overlap": (False, "comm_overlap.overlap_moe_expert_parallel_comm is the setting"),
+    "dense_grouped_gemm": (False, "an MLP without experts is one GEMM"),
+    "use_arbitrary_attention_mask": (None, "it belongs to layers of Model Optimizer"),
+}
+"""Fields of Megatron-Bridge's providers that steer how it builds a model."""
 
 
-class PlainValues:
-    """Values of torch in a section become names: `torch.bfloat16` "bfloat16", `F.silu` "silu".
+class ProviderDefaults:
+    """Subclasses declare fields with the types of torch, and further fields of Megatron's TransformerConfig.
 
-    Fields that a subclass declares again keep their types: Megatron-Bridge's `activation_func: Callable = F.silu` is a
-    new default for a name.
+    `activation_func: Callable = F.silu` is a new default for a name, `offload_modules: list = None` an entry of
+    `transformer`.
     """
+
+    _further_defaults: ClassVar[dict[str, object]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         base = next((base for base in cls.__mro__[1:] if is_dataclass(base)), None)
-        if base is not None:
-            types = get_type_hints(base)
-            again = {item.name for item in fields(base)} & cls.__annotations__.keys()
-            cls.__annotations__ |= {name: types[name] for name in again}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, plain(value))
-
-
-def plain(value: Any) -> Any:
-    """Return the name of a dtype or of an activation function; any other value unchanged."""
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
-        return str(value).removeprefix("torch.")
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
-        return value.__name__
-    return value
+        if base is None or cls.__module__ == __name__:
+            return
+        declared, types = vars(cls).get("__annotations__", {}), get_type_hints(base)
+        known = {item.name for item in fields(base)}
+        declared |= {name: types[name] for name in known & declared.keys()}
+        further = (declared.keys() - known) & megatron_fields().keys()
+        cls._further_defaults = {
+            **getattr(base, "_further_defaults", {}),
+            **{name: vars(cls)[name] for name in further if name in vars(cls)},
+        }
+        for name in further:
+            del declared[name]
+            if name in vars(cls):
+                delattr(cls, name)
 
 
 @dataclass(kw_only=True)
-class GPTModelProvider(PlainValues, GPTModelConfig):
+class GPTModelProvider(ProviderDefaults, GPTModelConfig):
     """Section of a GPT."""
 
+    fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = BUILT_BY_MEGATRON
+    num_layers: int = 0
+    hidden_size: int = 0
+    num_attention_heads: int = 0
+    share_embeddings_and_output_weights: bool = True
+    attention_softmax_in_fp32: bool = False
+    deallocate_pipeline_outputs: bool = True
+    cross_entropy_loss_fusion: bool = True
+    masked_softmax_fusion: bool = True
+    gradient_accumulation_fusion: bool = True
+    rope_scaling_factor: float = 1.0
+    hf_model_id: str | None = None
+    """Name of the model that the architecture is that of; for information."""
+    hf_model_revision: str | None = None
+    """Revision of that model; for information."""
+
 
 @dataclass(kw_only=True)
-class MambaModelProvider(PlainValues, MambaModelConfig):
+class MLAModelProvider(GPTModelProvider):
+    """Section of a GPT with latent attention."""
+
+    multi_latent_attention: bool = True
+
+
+@dataclass(kw_only=True)
+class HybridModelProvider(ProviderDefaults, MambaModelConfig):
     """Section of a hybrid."""
 
+    fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = {
+        **BUILT_BY_MEGATRON,
+        "hybrid_stack_spec": BUILT_BY_MEGATRON["transformer_layer_spec"],
+        "is_hybrid_model": (True, "the section is that of a hybrid"),
+        "hybrid_attention_ratio": (0.0, "hybrid_layer_pattern names every layer"),
+        "hybrid_mlp_ratio": (0.0, "hybrid_layer_pattern names every layer"),
+        "hybrid_override_pattern": (None, "hybrid_layer_pattern is its name"),
+        "mamba_chunk_size": (128, "the scan's chunks are Megatron's"),
+        "keep_mtp_spec_in_bf16": (False, "the layers of further tokens have the precision of the others"),
+        "mtp_hybrid_override_pattern": (None, "hybrid_layer_pattern has it after a /"),
+    }
+    hidden_size: int = 0
+    num_layers: int = 0
+    """Letters of the pattern; 0: counted."""
+    num_attention_heads: int = 1
+    normalization: Literal["LayerNorm", "RMSNorm"] = "RMSNorm"
+    add_bias_linear: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    bf16: bool = True
+    params_dtype: DType = "bfloat16"
+    seq_length: int = 8192
+    deallocate_pipeline_outputs: bool = True
+    cross_entropy_loss_fusion: bool = True
+    gradient_accumulation_fusion: bool = True
+    bias_dropout_fusion: bool = True
+    apply_rope_fusion: bool = True
+    hf_model_id: str | None = None
+    """Name of the model that the architecture is that of; for information."""
+    hf_model_revision: str | None = None
+    """Revision of that model; for information."""
+
+    def __post_init__(self) -> None:
+        """Count the layers of the pattern."""
+        self.num_layers = self.num_layers or len(main_layers(self.hybrid_layer_pattern))
+
 
 @dataclass(kw_only=True)
-class T5ModelProvider(PlainValues, T5ModelConfig):
+class MambaModelProvider(HybridModelProvider):
+    """Section of a hybrid, under its former name."""
+
+
+@dataclass(kw_only=True)
+class T5ModelProvider(ProviderDefaults, T5ModelConfig):
     """Section of a T5."""
+
+    attention_softmax_in_fp32: bool = False
+    deallocate_pipeline_outputs: bool = True
+    bias_activation_fusion: bool = True
+    bias_dropout_fusion: bool = True
+    masked_softmax_fusion: bool = True
+    apply_rope_fusion: bool = True
+    persist_layer_norm: bool = True

@@ -86,6 +86,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     folder = RunFolder.named(options.out, name=options.name)
     folder.require_files()
     known = Provenance.of(config) if options.provenance is None else options.provenance
+    weights = weights_of_model(config)
     completed = complete(config, folder, known)
     evaluate_only = config.validation.skip_train
     settled = resolve_and_check(
@@ -133,11 +134,21 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         user_paths=known.user_paths,
         notes=(
             *options.notes,
+            *weights,
             *completed,
             *([] if kept is None else [kept]),
             *branch_notes(config, sources, evaluate_only=evaluate_only),
         ),
     )
+
+
+def weights_of_model(config: ConfigContainer) -> list[str]:
+    """Start from the folder that the section of a model from AutoBridge names, unless another one is set."""
+    folder = getattr(config.model, "_weights_folder", None)
+    if folder is None or config.checkpoint.pretrained_checkpoint is not None:
+        return []
+    config.checkpoint.pretrained_checkpoint = folder
+    return [f"checkpoint.pretrained_checkpoint: {folder}, from AutoBridge (load_weights)"]
 
 
 def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:

@@ -9,12 +9,15 @@ Section = TypeVar("Section")
 def accept_sequence_length(cls: type[Section]) -> type[Section]:
     """Accept `sequence_length` as a constructor argument in place of the field `seq_length`.
 
+    The same holds for any property of the class that can be assigned, such as `offline_packing_specs`.
+
     The constructor raises TypeError if both are given, or neither.
     """
     construct = cls.__init__
 
     @wraps(construct)
     def constructor(self: Section, *args: Any, **values: Any) -> None:
+        aliases = {name: values.pop(name) for name in [*values] if _is_settable(cls, name)}
         if "sequence_length" in values:
             if args or "seq_length" in values:
                 raise TypeError(
@@ -26,6 +29,13 @@ def accept_sequence_length(cls: type[Section]) -> type[Section]:
             self.seq_length = values["seq_length"]  # type: ignore[attr-defined]  # recorded as set
         else:
             construct(self, *args, **values)
+        for name, value in aliases.items():
+            setattr(self, name, value)
 
     setattr(cls, "__init__", constructor)  # noqa: B010 (a type checker forbids the plain assignment)
     return cls
+
+
+def _is_settable(cls: type, name: str) -> bool:
+    found = getattr(cls, name, None)
+    return isinstance(found, property) and found.fset is not None

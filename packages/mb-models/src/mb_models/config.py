@@ -5,15 +5,17 @@ The fields are grouped in small classes that other model families share. Nothing
 activation functions are given by name.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from mb_models.fixed_values import FixedValues, FixedValuesType
 from mb_models.gpt.variant_fields import (
     LatentAttentionFields,
     LayerVariantFields,
     PredictionFields,
     YarnFields,
 )
+from mb_models.megatron_fields import RENAMED, megatron_fields, named
 from mb_schema.sections import StrictFields
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -210,8 +212,8 @@ class KernelFields:
 
     transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     """Layers of the layer spec: Transformer Engine's, or Megatron's and torch's ("local")."""
-    attention_backend: Literal["flash", "fused", "unfused", "local", "auto"] = "auto"
-    """Attention kernel of Transformer Engine."""
+    attention_backend: Literal["flash", "fused", "unfused", "local", "auto"] | None = "auto"
+    """Attention kernel of Transformer Engine; None: that which its environment variables choose."""
     deterministic_mode: bool = False
     """Use only operations with bitwise reproducible results."""
     calculate_per_token_loss: bool = False
@@ -314,6 +316,28 @@ class MoEFields:
     """Log load-balancing losses for each layer."""
 
 
+class _MegatronFields(FixedValuesType):
+    """Class of sections whose constructor takes every field of Megatron's TransformerConfig."""
+
+    _further_defaults: dict[str, object]
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        """Construct a section; values of fields that it does not declare are entries of `transformer`."""
+        values = {RENAMED.get(name, name): value for name, value in values.items()}
+        further = {name: values.pop(name) for name in [*values] if _only_megatrons(cls, name)}
+        if further or cls._further_defaults:
+            # first: before the record of `dataclasses.replace`, that is, among what was set
+            merged = {**cls._further_defaults, **values.pop("transformer", {}), **further}
+            values = {"transformer": merged, **values}
+        return super().__call__(*args, **values)
+
+
+def _only_megatrons(cls: Any, name: str) -> bool:
+    """Return whether Megatron's TransformerConfig has a field that a section does not declare."""
+    known = {item.name for item in fields(cls)} | cls.fixed_values.keys()
+    return not (name.startswith("_") or name in known or hasattr(cls, name)) and name in megatron_fields()
+
+
 @dataclass(kw_only=True)
 class TransformerFields(
     PredictionFields,
@@ -324,14 +348,38 @@ class TransformerFields(
     PrecisionFields,
     ParallelFields,
     LayerFields,
+    FixedValues,
     StrictFields,
+    metaclass=_MegatronFields,
 ):
-    """Fields of Megatron's TransformerConfig, shared by all model families."""
+    """Fields of Megatron's TransformerConfig, shared by all model families.
+
+    A field of the installed TransformerConfig that is not declared here may be passed, assigned and read like the
+    others: it is an entry of `transformer`. Dtypes, activation functions and members of Megatron's enumerations become
+    their names.
+    """
 
     rotary_interleaved: bool = False
     """Rotate neighbouring pairs instead of the two halves of a head."""
     transformer: dict[str, object] = field(default_factory=dict)
     """Any other field of Megatron's TransformerConfig, by name."""
+    _further_defaults: ClassVar[dict[str, object]] = {}
+    """Entries of `transformer` that every section of a class begins with."""
+
+    if not TYPE_CHECKING:  # a type checker would take any name for valid
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            name = RENAMED.get(name, name)
+            if _only_megatrons(type(self), name):
+                self.transformer = {**self.transformer, name: value}
+            else:
+                super().__setattr__(name, named(value))
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in type(self).fixed_values:
+                return super().__getattr__(name)
+            value = vars(self).get("transformer", {}).get(name, megatron_fields().get(name, ...))
+            return super().__getattr__(name) if value is ... else value
 
 
 @dataclass(kw_only=True)
@@ -352,7 +400,7 @@ class GPTModelConfig(LayerVariantFields, YarnFields, TransformerFields):
     """Maximum sequence length of the model, which sizes learned position embeddings; None: seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope", "mrope", "yarn", "none"] = "learned_absolute"
     """Kind of position embedding."""
-    rotary_base: int = 10000
+    rotary_base: float = 10000
     """Base of the rotary frequencies."""
     rotary_percent: float = 1.0
     """Fraction of each head that is rotated."""

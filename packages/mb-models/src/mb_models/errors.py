@@ -45,3 +45,7 @@ class HuggingFaceFolderError(HuggingFaceError):
 
 class PeftError(ModelsError, ValueError):
     """Adapters that are not supported as configured."""
+
+
+class FixedValueError(ModelsError, ValueError):
+    """A value that this version does not support of a field that another trainer has."""

@@ -48,6 +48,8 @@ class StrictFields:
     attributes of the class can be assigned as Python defines, and so can names that begin with an underscore. A
     subclass adds names by declaring fields or annotating them.
 
+    A dtype of torch becomes its name, such as "bfloat16".
+
     `_given` records the fields that are passed to the constructor or assigned later, also those that are equal to
     their default. What `__post_init__` assigns does not count. Every kind of copy keeps the record.
     """
@@ -89,12 +91,19 @@ class StrictFields:
                 raise UnknownFieldError(cls, name)
             # the first assignment is the constructor's
             later = name in vars(self) and not name.startswith("_")
-            super().__setattr__(name, value)
+            super().__setattr__(name, _plain(value))
             if later:
                 object.__setattr__(self, "_given", SetFields({**self._given, name: SET_IN_CODE}))
 
 
 StrictFields.__annotations__.pop("_given", None)  # Python 3.10 finds no type hints of a class with it
+
+
+def _plain(value: Any) -> Any:
+    """Return the name of a dtype of torch, such as "bfloat16", as sections hold it; any other value unchanged."""
+    kind = type(value)
+    is_dtype = kind.__name__ == "dtype" and kind.__module__ == "torch"
+    return str(value).removeprefix("torch.") if is_dtype else value
 
 
 def _computing(finish: Any) -> Any:

@@ -55,13 +55,38 @@ def world_size_of_environment(environment: Mapping[str, str] | None = None) -> i
     return int(text)
 
 
+MEGATRON_SECTIONS: Mapping[str, type[Section]] = {
+    "DistributedDataParallelConfig": DistributedDataParallelConfig,
+    "OptimizerConfig": OptimizerConfig,
+}
+"""Class of Megatron Core, or one that derives from it -> the section with its fields."""
+
+
+def own_section(value: Any) -> Any:
+    """Return the section with the values of a dataclass of Megatron Core; any other value unchanged.
+
+    Raises:
+        UnknownFieldError: A field that is not at its default is none of the section.
+    """
+    bases = (base for base in type(value).__mro__ if base.__module__.startswith("megatron.core."))
+    kind = next(
+        (MEGATRON_SECTIONS[base.__name__] for base in bases if base.__name__ in MEGATRON_SECTIONS), None
+    )
+    if kind is None:
+        return value
+    default = type(value)()
+    changed = {item.name: getattr(value, item.name) for item in fields(value) if item.init}
+    return kind(**{name: one for name, one in changed.items() if one != getattr(default, name)})
+
+
 @dataclass(kw_only=True)
 class ConfigContainer(Section):
     """All sections of a configuration. A subclass adds the types of the sections of other packages.
 
     For example `@dataclass(kw_only=True) class Config(ConfigContainer): model: GPTModelConfig`.
 
-    A section of type Any accepts any value. Read from a file, it is a plain mapping unless `_target_` names its class.
+    A section that is an object of Megatron Core's class becomes a section of this package with its values. A section of
+    type Any accepts any value. Read from a file, it is a plain mapping unless `_target_` names its class.
     """
 
     rng: RNGConfig = field(default_factory=RNGConfig)
@@ -144,6 +169,9 @@ class ConfigContainer(Section):
 
     data_parallel_size: int | None = field(default=None, init=False, compare=False)
     """Number of model replicas, computed when the configuration is resolved."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, own_section(value))
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = True) -> dict[str, Any]:
         """Convert to plain data, as `mb_config.to_dict` does."""

@@ -12,7 +12,7 @@ from mb_schema.sections import SET_IN_CODE, SetFields, StrictFields
 
 
 class Section(StrictFields):
-    """Base class whose `repr` masks secrets, and in which a dtype of torch becomes its name.
+    """Base class whose `repr` masks secrets.
 
     Equality ignores the record of the fields that were set.
     """
@@ -22,15 +22,6 @@ class Section(StrictFields):
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
             cls.__repr__ = _text  # type: ignore[method-assign]
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, dtype_name(value))
-
-
-def dtype_name(value: object) -> object:
-    """Return the name of a dtype of torch, such as "bfloat16" for `torch.bfloat16`; any other value unchanged."""
-    is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
-    return str(value).removeprefix("torch.") if is_dtype else value
 
 
 def given_fields(section: object) -> frozenset[str]:

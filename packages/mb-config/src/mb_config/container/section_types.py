@@ -61,16 +61,7 @@ def wrong_types(config: Any, *, provenance: OriginLookup | None = None) -> list[
 
 
 def _mismatches(config: Any) -> Iterator[MismatchError]:
-    """Yield the errors in the sections of a container, and in the values of plain mappings that rules read.
-
-    A class of Megatron itself, which has values of torch and no record of what was set, is no section.
-    """
-    for item in fields(config):
-        section = type(getattr(config, item.name))
-        if section.__module__.startswith("megatron."):
-            yield MismatchError(
-                section, f"{section.__name__} of mb_config or mb_trainer.bridge", path=item.name
-            )
+    """Yield the errors in the sections of a container, and in the values of plain mappings that rules read."""
     yield from mismatches(config)
     cls: Any = type(config)
     for name in _open_fields(cls):

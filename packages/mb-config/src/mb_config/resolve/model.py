@@ -9,12 +9,15 @@ from mb_config.rules.environment import GRAPH_REGISTER, LIBRARY_SETTINGS, regist
 from mb_schema.rules import NOTHING
 
 _IN_BATCH, _LENGTHS = "dataset.pack_sequences_in_batch", "model.variable_seq_lengths"
+_TOKENIZERS, _ROWS = "tokenizer.use_tokenizer_vocab_size", "model.vocab_size"
 _STAGES = "model.pipeline_model_parallel_size"
 _DISPATCHER, _BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
 
 
 def resolve_model(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
     """Set variables of libraries, whether pipeline stages exchange lengths (V110), and the MoE dispatcher (V158).
+
+    The size of the embedding is that of the tokenizer where the configuration requests it (D25).
 
     The variables are those for deterministic mode (V142) and CUDA graphs (V152b).
     `facts["env"]` contains the environment variables of the run. Without it, only those of the configuration are
@@ -25,6 +28,8 @@ def resolve_model(state: ResolverState, *, facts: Mapping[str, object] = NOTHING
     if state.has("model.cuda_graph_impl") and not facts.get("cpu"):
         _settings_of_graphs(state, facts.get("env"))
     _varying_lengths(state)
+    if all(state.has(path) for path in (_TOKENIZERS, _ROWS)) and state.get(_TOKENIZERS):
+        state.set(_ROWS, None, rule="D25", why=f"{_TOKENIZERS} takes the size of the tokenizer")
     if not (state.has(_DISPATCHER) and state.has(_BACKEND)):
         return
     if state.get(_DISPATCHER) == "flex" and state.get(_BACKEND) is None:

@@ -213,6 +213,20 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails={"scheduler.lr_warmup_iters": -1},
         passes={"scheduler.lr_warmup_iters": 1},
     ),
+    *(
+        rule(
+            f"S07{letter}",
+            (f"scheduler.{name}", f"optimizer.{rate}"),
+            lambda here, there: (
+                f"is {here}, and the optimizer has {there}" if here not in (None, there) else None
+            ),
+            why="the optimizer's rate is the one that is used",
+            fix=f"Set optimizer.{rate}, and leave scheduler.{name} unset.",
+            fails=(5e-6, 1e-4),
+            passes=(5e-6, 5e-6),
+        )
+        for letter, name, rate in (("", "max_lr", "lr"), ("a", "min_lr", "min_lr"))
+    ),
     rule(
         "S04",
         within("scheduler", "lr_decay_style lr_wsd_decay_iters lr_wsd_decay_samples"),

@@ -44,6 +44,12 @@ class SchedulerConfig(Section):
     lr_warmup_init: float = 0.0
     """Learning rate at which the warm-up starts."""
 
+    max_lr: float | None = None
+    """The highest learning rate, which `optimizer.lr` sets; if it is named here as well, it is the same."""
+
+    min_lr: float | None = None
+    """The lowest learning rate, which `optimizer.min_lr` sets; if it is named here as well, it is the same."""
+
     lr_decay_steps: int | None = field(default=None, init=False, compare=False)
     """Computed: the horizon of the decay, in sequences."""
 

@@ -11,6 +11,7 @@ from mb_data.finetuning.bridge_packs import read_max_samples
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs
 from mb_data.finetuning.dataset import FinetuningDataset
 from mb_data.finetuning.files import pack_files
+from mb_data.finetuning.hub import with_files
 from mb_data.finetuning.packing import PackedDataset
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
 from mb_data.finetuning.split_samples import make_packs, read_packs, sequence_multiple, split_files
@@ -45,6 +46,7 @@ def build_finetuning_datasets(
         TokenizerError: There is no tokenizer.
     """
     config.finalize()
+    config = with_files(config)
     if context.tokenizer is None:
         raise TokenizerError(
             "dataset: no tokenizer; it is required to tokenize the samples. Set the tokenizer of the build context."

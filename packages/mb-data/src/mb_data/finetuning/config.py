@@ -8,6 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from mb_data.aliases import accept_sequence_length
 from mb_data.dataset_provider import BuiltInDatasetConfig
+from mb_data.finetuning.hub_config import (
+    ChatSFTPreprocessingConfig,
+    HFDatasetSourceConfig,
+    PromptCompletionSFTPreprocessingConfig,
+)
 from mb_data.finetuning.options import FinetuningOptions, read_options
 from mb_data.megatron.blend import Blend, blend_from_path
 from mb_data.rules import check_section
@@ -80,6 +85,31 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     max_train_samples: int | None = None
     """Use only the first training samples, up to this number; None: all."""
 
+    hf_dataset: HFDatasetSourceConfig | None = None
+    """Rows of the Hugging Face hub, instead of `dataset_root`; they are written to a folder once."""
+
+    hf_validation_dataset: HFDatasetSourceConfig | None = None
+    """Rows for validation; None: the split `validation` of `hf_dataset`."""
+
+    hf_test_dataset: HFDatasetSourceConfig | None = None
+    """Rows for the test; None: the split `test` of `hf_dataset`."""
+
+    hf_validation_proportion: float | None = None
+    """Use this part of the rows for validation, and the others for training."""
+
+    hf_output_root: str | None = None
+    """Parent folder of the files with the rows; None: that of the cache."""
+
+    hf_rewrite: bool = False
+    """Write the rows again although their files exist."""
+
+    preprocessing: ChatSFTPreprocessingConfig | PromptCompletionSFTPreprocessingConfig | None = None
+    """Rows as conversations, or as prompts with answers, in place of the fields of `dataset_kwargs` that it sets; None:
+    only `dataset_kwargs` are used."""
+
+    enable_offline_packing: bool = False
+    """Megatron-Bridge's switch of `packed_sequence_specs`: true requires them."""
+
     packed_sequence_specs: PackedSequenceSpecs | None = None
     """Pack several samples into one sequence, without attention between them. None: one padded sample per sequence."""
 
@@ -132,7 +162,17 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     @property
     def options(self) -> FinetuningOptions:
         """Options of the conversion from lines to samples."""
-        return read_options(self.dataset_kwargs)
+        chosen = {} if self.preprocessing is None else self.preprocessing.options()
+        return read_options({**chosen, **(self.dataset_kwargs or {})})
+
+    @property
+    def offline_packing_specs(self) -> PackedSequenceSpecs | None:
+        """Alias of `packed_sequence_specs`, under Megatron-Bridge's name."""
+        return self.packed_sequence_specs
+
+    @offline_packing_specs.setter
+    def offline_packing_specs(self, specs: PackedSequenceSpecs | None) -> None:
+        self.packed_sequence_specs = specs
 
     @property
     def longest_sample(self) -> int:

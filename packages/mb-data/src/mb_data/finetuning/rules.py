@@ -6,6 +6,7 @@ The rules do not apply to a dataset that lacks their first field.
 from typing import Any
 
 from mb_data.errors import BlendError
+from mb_data.finetuning.hub_config import PRESETS
 from mb_data.finetuning.options import read_options
 from mb_data.megatron.blend import blend_from_path
 from mb_schema.rule_kinds import SET, among, excludes, implied_by, in_range, requires, rule
@@ -23,6 +24,7 @@ _BLOCK = 32
 """Maximum number of tokens that share a quantization scale."""
 
 _PACKS = "dataset.packed_sequence_specs"
+_HUB = "dataset.hf_dataset"
 
 
 def get_spec(specs: Any, name: str) -> Any:
@@ -30,9 +32,26 @@ def get_spec(specs: Any, name: str) -> Any:
     return value_at(f"specs.{name}", {"specs": specs})
 
 
-def _no_data(root: Any, made_up: Any, specs: Any) -> str | None:
-    has_data = made_up is None or root or made_up or get_spec(specs, "packed_train_data_path") is not None
+def _no_data(root: Any, made_up: Any, specs: Any, source: Any) -> str | None:
+    has_data = (
+        made_up is None or root or source or made_up or get_spec(specs, "packed_train_data_path") is not None
+    )
     return None if has_data else f"is {root!r}"
+
+
+def _bad_source(root: Any, made_up: Any, source: Any, validation: Any, share: Any) -> str | None:
+    if made_up is None or source is None:
+        return None
+    name, path = (get_spec(source, field) for field in ("dataset_name", "path_or_dataset"))
+    if root:
+        return f"is {root!r}, and dataset.hf_dataset is set"
+    if (name is None) == (path is None):
+        return f"is null, and dataset.hf_dataset has dataset_name={name!r}, path_or_dataset={path!r}"
+    if name is not None and name not in PRESETS:
+        return f"is null, and dataset.hf_dataset.dataset_name={name!r} is not one of {', '.join(PRESETS)}"
+    if share is not None and (validation is not None or not 0 < share < 1):
+        return f"is null, and hf_validation_proportion is {share}, hf_validation_dataset {validation!r}"
+    return None
 
 
 def _bad_roots(roots: Any, made_up: Any, limit: Any) -> str | None:
@@ -118,12 +137,35 @@ def _wrong_multiple(dataset_kwargs: Any, made_up: Any, length: Any, specs: Any) 
 RULES: tuple[Rule, ...] = (
     rule(
         "V047",
-        (*_ROOT, _PACKS),
+        (*_ROOT, _PACKS, _HUB),
         _no_data,
         why="samples are read from training.jsonl, validation.jsonl and test.jsonl in this folder",
-        fix="Set dataset.dataset_root to a folder that contains these files.",
-        fails=(None, False, None),
-        passes=("/data/answers", False, None),
+        fix="Set dataset.dataset_root to a folder that contains these files, or dataset.hf_dataset.",
+        fails=(None, False, None, None),
+        passes=("/data/answers", False, None, None),
+    ),
+    rule(
+        "D113",
+        (*_ROOT, _HUB, "dataset.hf_validation_dataset", "dataset.hf_validation_proportion"),
+        _bad_source,
+        why="samples have one origin, and a dataset of the hub is named once",
+        fix="Set dataset.dataset_root or dataset.hf_dataset, in it dataset_name or path_or_dataset, and for validation "
+        "a dataset or a proportion between 0 and 1.",
+        fails=("/data/answers", False, {"dataset_name": "squad"}, None, None),
+        passes=(None, False, {"dataset_name": "squad"}, None, 0.1),
+    ),
+    rule(
+        "D114",
+        ("dataset.enable_offline_packing", _PACKS, _FINETUNING),
+        lambda enabled, specs, made_up: (
+            "is true without packed_sequence_specs"
+            if made_up is not None and enabled and specs is None
+            else None
+        ),
+        why="the specs have the length of a pack",
+        fix="Set dataset.packed_sequence_specs (offline_packing_specs), or dataset.enable_offline_packing=false.",
+        fails=(True, None, False),
+        passes=(True, {"packed_sequence_size": 1024}, False),
     ),
     rule(
         "V047a",

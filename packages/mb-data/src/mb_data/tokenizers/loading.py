@@ -19,7 +19,7 @@ from mb_data.tokenizers.base import (
     unwrap_tokenizer,
 )
 from mb_data.tokenizers.config import TokenizerConfig
-from mb_data.tokenizers.rules import SENTENCEPIECE
+from mb_data.tokenizers.rules import IDLE_OPTIONS, SENTENCEPIECE
 from mb_data.tokenizers.saved_tokenizer import SAVED_TYPES
 
 _ADAPTERS = {
@@ -144,7 +144,8 @@ def _load_described(source: TokenizerConfig) -> Tokenizer:
         return tokenizer
     if kind == "HuggingFaceTokenizer" and model:
         included = not source.tokenizer_hf_no_include_special_tokens
-        options = source.hf_tokenizer_kwargs
+        read = (source.hf_tokenizer_kwargs or {}).items()
+        options = {name: value for name, value in read if name not in IDLE_OPTIONS}
         return _hugging_face(Path(model), include_special_tokens=included, options=options)
     if kind in SENTENCEPIECE and model:
         piece: Tokenizer = _import_adapter("sentencepiece").PieceTokenizer(Path(model))

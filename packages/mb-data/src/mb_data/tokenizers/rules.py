@@ -66,9 +66,7 @@ def _tokenizer_source(kind: Any, model: Any, vocab_size: Any, vocab_file: Any, m
 
 REJECTED_OPTIONS = {
     "include_special_tokens": "set tokenizer.tokenizer_hf_no_include_special_tokens",
-    "trust_remote_code": "code in the folder of a tokenizer is never run",
     "use_fast": "ids come from a tokenizer.json, which slow tokenizers do not have",
-    "revision": "nothing is downloaded",
     "subfolder": "set tokenizer.tokenizer_model to the folder itself",
     "local_files_only": "nothing is downloaded",
     "token": "nothing is downloaded",
@@ -83,9 +81,27 @@ REJECTED_OPTIONS = {
 """Keyword arguments of Hugging Face tokenizers that `hf_tokenizer_kwargs` rejects -> reason."""
 
 
+IDLE_OPTIONS = ("revision", "trust_remote_code")
+"""Keyword arguments for a download of a tokenizer: a folder has one revision, and its code is never run."""
+
+
 def _check_options(options: Any) -> str | None:
     rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in (options or {})]
     return f"contains {', '.join(rejected)}" if rejected else None
+
+
+def _idle_options(options: Any) -> str | None:
+    idle = [name for name in IDLE_OPTIONS if name in (options or {})]
+    return f"contains {', '.join(idle)}, which has no effect" if idle else None
+
+
+def _unread_options(options: Any, kind: Any) -> str | None:
+    read = {name: value for name, value in (options or {}).items() if name not in IDLE_OPTIONS}
+    return (
+        f"is {read!r} with tokenizer_type={kind}"
+        if read and kind not in (None, "HuggingFaceTokenizer")
+        else None
+    )
 
 
 def _check_null_eod(end: Any, kind: Any, size: Any) -> str | None:
@@ -150,13 +166,6 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     (22, "pad_vocab_size", True, False, "Leave it at true; a model.vocab_size is not padded."),
     (23, "make_vocab_size_divisible_by", 1, 128, _PADDING),
     (24, "tensor_model_parallel_size", 1, 2, _PADDING),
-    (
-        25,
-        "use_tokenizer_vocab_size",
-        False,
-        True,
-        "Leave model.vocab_size unset to use that of the tokenizer.",
-    ),
     (28, "metadata_path", None, "metadata.json", _FILE),
     (31, "tokenizer_hf_no_use_fast", False, True, _FILE),
     (33, "null_tokenizer_pad_id", -1, 3, "Leave it at -1; no token is treated as padding."),
@@ -236,8 +245,24 @@ RULES: tuple[Rule, ...] = (
         fails=({"use_fast": False},),
         passes=({"add_bos_token": True},),
     ),
-    _only_for(
-        84, "hf_tokenizer_kwargs", ("HuggingFaceTokenizer",), neutral={}, requested={"add_bos_token": True}
+    rule(
+        "D115",
+        "tokenizer.hf_tokenizer_kwargs",
+        _idle_options,
+        why="the tokenizer is that of tokenizer.tokenizer_model, of which no code is run",
+        fix="Remove these keys.",
+        fails=({"revision": "main"},),
+        passes=({"add_bos_token": True},),
+        severity="warning",
+    ),
+    rule(
+        "D84",
+        within("tokenizer", "hf_tokenizer_kwargs tokenizer_type"),
+        _unread_options,
+        why="only HuggingFaceTokenizer reads it",
+        fix="Leave it unset, or set tokenizer.tokenizer_type to HuggingFaceTokenizer.",
+        fails=({"add_bos_token": True}, "ByteTokenizer"),
+        passes=({"add_bos_token": True}, "HuggingFaceTokenizer"),
     ),
     unsupported(
         "D40",

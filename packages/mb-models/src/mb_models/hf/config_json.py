@@ -48,6 +48,7 @@ __all__ = [
     "CONVERTIBLE",
     "LLAMA3_SCALING",
     "REQUIRED",
+    "architecture_of",
     "config_of",
     "family_of_section",
     "read_config",
@@ -97,12 +98,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:  # also of other encodings, and of absurd numbers and depths
         raise HuggingFaceFolderError(f"{path}: is not JSON ({error}). Download the file again.") from error
+    return architecture_of(content, source=str(path))
+
+
+def architecture_of(content: object, *, source: str) -> dict[str, Any]:
+    """Return the content of a config.json; that of the text part of a model with an image encoder.
+
+    Raises:
+        HuggingFaceError: it is not a JSON object, or its model_type is none of `ARCHITECTURES`.
+    """
     content = text_config(content) if isinstance(content, dict) else {}
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         reason = UNSUPPORTED.get(kind) if isinstance(kind, str) else None
         raise HuggingFaceError(
-            f"{path}: model_type is {kind!r}, and only {', '.join(ARCHITECTURES)} can be converted"
+            f"{source}: model_type is {kind!r}, and only {', '.join(ARCHITECTURES)} can be converted"
             + (f", because {reason}." if reason else ".")
         )
     return content

@@ -57,7 +57,7 @@ class MambaModelConfig(StateSpaceFields, GatedDeltaFields, TransformerFields):
     """Maximum sequence length of the model, which sizes learned position embeddings; None: seq_length."""
     position_embedding_type: Literal["none", "rope", "learned_absolute"] = "none"
     """Kind of position embedding; Mamba and gated-delta layers encode the order of tokens without one."""
-    rotary_base: int = 10000
+    rotary_base: float = 10000
     """Base of the rotary frequencies."""
     rotary_percent: float = 1.0
     """Fraction of each head that is rotated."""

@@ -1,11 +1,12 @@
 """Section `peft`: the adapters of a model. Standard library only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 from mb_models.errors import PeftError
+from mb_models.fixed_values import FixedValues
 from mb_schema.sections import StrictFields
 
 TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
@@ -25,7 +26,7 @@ CANONICAL_TARGETS = (
 
 
 @dataclass(kw_only=True)
-class PEFT(StrictFields):
+class PEFT(FixedValues, StrictFields):
     """Base class of all methods, including custom ones.
 
     `install` is called on every rank, after the model is built and before it is wrapped for data parallelism.
@@ -64,6 +65,14 @@ class LoRA(PEFT):
     has_magnitudes: ClassVar[bool] = False
     """Whether the sum is scaled to trained magnitudes."""
 
+    fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = {
+        "lora_dtype": (None, "adapters have the dtype of their layer"),
+        "a2a_experimental": (False, "adapters gather their input along the sequence"),
+        "sequence_parallel_input_regather": (False, "the gathered input is kept for the backward pass"),
+        "normalize_moe_lora": (False, "adapters of experts have the rank of the others"),
+        "share_expert_adapters": (False, "each expert has adapters of its own"),
+        "experts_shared_outer_loras": (False, "each expert has adapters of its own"),
+    }
     dim: int = 32
     """Rank of the product B A."""
     alpha: float = 32.0

@@ -1,5 +1,0 @@
-"""Names of `megatron.bridge.models`."""
-
-from mb_trainer.bridge._names import resolver
-
-__getattr__, __dir__ = resolver(__name__)

@@ -1,5 +1,0 @@
-"""Names of `megatron.bridge.training.checkpointing`."""
-
-from mb_trainer.bridge._names import resolver
-
-__getattr__, __dir__ = resolver(__name__)

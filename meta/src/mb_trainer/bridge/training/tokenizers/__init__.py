@@ -1,1 +1,0 @@
-"""Modules of `megatron.bridge.training.tokenizers`."""

@@ -1,0 +1,146 @@
+"""Model sections from a config.json, and the parts of recipes, under Megatron-Bridge's names."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider
+from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
+from mb_trainer.bridge.recipes.utils.dataset_utils import (
+    default_gsm8k_config,
+    default_openmathinstruct2_config,
+    default_openmathinstruct2_thinking_config,
+    default_peft_config,
+    default_tulu3_config,
+)
+from mb_trainer.bridge.recipes.utils.determinism_utils import apply_determinism_overrides
+from mb_trainer.bridge.training.flex_dispatcher_backend import apply_flex_dispatcher_backend
+from mb_trainer.bridge.utils.cuda_graph import set_cuda_graph_modules
+
+from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
+from mb_trainer.bridge import AutoBridge
+from mb_trainer.config import ConfigContainer, DoRA
+from mb_trainer.run.settle import weights_of_model
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def test_a_section_is_made_of_a_config_json(folder):
+    section = AutoBridge.from_hf_pretrained(folder).to_megatron_provider(load_weights=False)
+    assert isinstance(section, GPTModelProvider)
+    assert (section.num_query_groups, section.seq_length, section.rotary_base) == (2, 512, 500000.0)
+    assert (section.share_embeddings_and_output_weights, section.params_dtype, section.bf16) == (
+        True,
+        "bfloat16",
+        True,
+    )
+    assert (section.calculate_per_token_loss, section.persist_layer_norm) == (False, True)
+    assert AutoBridge.from_hf_config(LLAMA).to_megatron_provider(load_weights=False).num_layers == 2
+    assert "LlamaForCausalLM" in AutoBridge.list_supported_models()
+
+
+def test_weights_are_those_that_a_run_starts_from(folder):
+    bridge = AutoBridge.from_hf_pretrained(folder)
+    with pytest.raises(HuggingFaceFolderError, match=r"has no \*.safetensors"):
+        bridge.to_megatron_provider()
+    (folder / "model.safetensors").touch()
+    config = _pretrain_common()
+    config.model = bridge.to_megatron_provider()
+    assert weights_of_model(config) == [
+        f"checkpoint.pretrained_checkpoint: {folder}, from AutoBridge (load_weights)"
+    ]
+    assert config.checkpoint.pretrained_checkpoint == str(folder)
+    assert weights_of_model(config) == []
+
+
+def test_what_cannot_be_converted_or_found_is_one_line(folder, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HuggingFaceFolderError, match=r"acme/none: is no folder with a config.json") as caught:
+        AutoBridge.from_hf_pretrained("acme/none")
+    assert "\n" not in str(caught.value)
+    assert not AutoBridge.can_handle("acme/none")
+    assert AutoBridge.can_handle(folder)
+    with pytest.raises(HuggingFaceError, match="model_type is 'bert'"):
+        AutoBridge.from_hf_config({"model_type": "bert"})
+
+
+def test_a_provider_has_the_defaults_of_megatron_bridge():
+    hybrid = HybridModelProvider(hidden_size=32, hybrid_layer_pattern="M-M*")
+    assert (hybrid.num_layers, hybrid.normalization, hybrid.add_bias_linear) == (4, "RMSNorm", False)
+    section = GPTModelProvider(**SIZES, use_transformer_engine_full_layer_spec=False)
+    assert section.share_embeddings_and_output_weights
+    with pytest.raises(FixedValueError, match=r"transformer_layer_spec: .* Pass code that changes the model"):
+        GPTModelProvider(**SIZES, transformer_layer_spec=print)
+
+
+def test_a_subclass_declares_further_fields_of_megatron():
+    @dataclass
+    class Small(GPTModelProvider):
+        num_layers: int = 2
+        hidden_size: int = 32
+        num_attention_heads: int = 2
+        moe_router_padding_for_fp8: bool = True
+
+    assert Small().transformer == {"moe_router_padding_for_fp8": True}
+    assert Small(moe_router_padding_for_fp8=False).transformer == {"moe_router_padding_for_fp8": False}
+
+
+def test_a_recipe_on_the_common_parts_has_no_errors(folder, tmp_path):
+    config = _pretrain_common()
+    config.model = AutoBridge.from_hf_pretrained(folder).to_megatron_provider(load_weights=False)
+    config.tokenizer.tokenizer_type, config.tokenizer.vocab_size = "NullTokenizer", 200
+    config.dataset.seq_length = config.model.seq_length
+    config.model.cuda_graph_scope, config.model.attention_backend = "full", None
+    assert [each for each in config.validate(world_size=1) if each.severity == "error"] == []
+    file = tmp_path / "run.yaml"
+    config.to_yaml(file)
+    again = ConfigContainer.from_yaml(file, targets={"GPTModelProvider": GPTModelProvider})
+    assert again.model == config.model
+
+
+def test_the_parts_of_recipes():
+    tuned, adapted = _sft_common(), _peft_common()
+    assert (tuned.optimizer.lr, tuned.peft, adapted.optimizer.lr, adapted.peft.dim) == (5e-6, None, 1e-4, 32)
+    assert tuned.dataset.offline_packing_specs.packed_sequence_size == 2048
+    assert tuned.dataset.options.prompt_template == "{input} {output}"
+    assert default_gsm8k_config().hf_dataset.dataset_name == "gsm8k"
+    assert default_tulu3_config().options.chat
+    assert default_openmathinstruct2_config(enable_offline_packing=True).enable_offline_packing
+    with pytest.raises(NotImplementedError, match="openmathinstruct2_thinking: is not supported"):
+        default_openmathinstruct2_thinking_config()
+    assert isinstance(default_peft_config("dora", dim=4), DoRA)
+    assert default_peft_config("none") is None
+    with pytest.raises(ValueError, match="peft_scheme: 'ia3' is unknown"):
+        default_peft_config("ia3")
+    adapted.model = GPTModelProvider(**SIZES, num_moe_experts=4)
+    apply_determinism_overrides(adapted)
+    apply_flex_dispatcher_backend(adapted.model, "deepep")
+    set_cuda_graph_modules(adapted.model, "attn,moe")
+    assert adapted.env_vars["NCCL_ALGO"] == "Ring"
+    assert (adapted.model.moe_token_dispatcher_type, adapted.model.moe_flex_dispatcher_backend) == (
+        "flex",
+        "deepep",
+    )
+    assert adapted.model.cuda_graph_modules == ["attn", "moe"]

@@ -130,7 +130,8 @@ class HybridModelProvider(ProviderDefaults, MambaModelConfig):
 
     def __post_init__(self) -> None:
         """Count the layers of the pattern."""
-        self.num_layers = self.num_layers or len(main_layers(self.hybrid_layer_pattern))
+        if not self.num_layers and self.hybrid_layer_pattern:
+            self.num_layers = len(main_layers(self.hybrid_layer_pattern))
 
 
 @dataclass(kw_only=True)

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from mb_models import MambaModelConfig
-from mb_models.config import KernelFields, OverlapFields
-from mb_models.errors import HuggingFaceError, HuggingFaceFolderError
-from mb_models.hf.adoption import is_model_folder
-from mb_models.hf.config_json import ARCHITECTURES, architecture_of, read_config, section_of
+from mb_models.trainer_api import (
+    ARCHITECTURES,
+    HuggingFaceError,
+    HuggingFaceFolderError,
+    KernelFields,
+    OverlapFields,
+    architecture_of,
+    is_model_folder,
+    read_config,
+    section_of,
+)
 from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider, MLAModelProvider
 
 FUSIONS: Mapping[str, object] = dict.fromkeys(

@@ -9,9 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
-from mb_models.config import DType
-from mb_models.hybrid.config import main_layers
-from mb_models.megatron_fields import megatron_fields
+from mb_models.trainer_api import DType, main_layers, megatron_fields
 
 BUILT_BY_MEGATRON = {
     "transformer_layer_spec": (

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from mb_config.schedules.annealing import distributed_fused_adam_with_cosine_annealing
-from mb_data.finetuning.hub_config import (
+from mb_config.trainer_api import distributed_fused_adam_with_cosine_annealing
+from mb_data.trainer_api import (
     ChatSFTPreprocessingConfig,
     HFDatasetSourceConfig,
     PromptCompletionSFTPreprocessingConfig,

@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from mb_config.preflight.run import preflight as preflight
     from mb_config.resolve.fallbacks import select_local_layers as select_local_layers
     from mb_config.rules.local_paths import PATH_FIELDS as PATH_FIELDS
+    from mb_config.schedules.annealing import (
+        distributed_fused_adam_with_cosine_annealing as distributed_fused_adam_with_cosine_annealing,
+    )
     from mb_config.schedules.learning_rate import length_overrides as length_overrides
     from mb_config.schedules.learning_rate import sequences_after as sequences_after
 

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from mb_data.data_checks import tokenizer_facts as tokenizer_facts
     from mb_data.data_checks import tokenizer_size as tokenizer_size
     from mb_data.data_checks import verify_dataset_files as verify_dataset_files
+    from mb_data.finetuning.hub_config import ChatSFTPreprocessingConfig as ChatSFTPreprocessingConfig
+    from mb_data.finetuning.hub_config import HFDatasetSourceConfig as HFDatasetSourceConfig
+    from mb_data.finetuning.hub_config import (
+        PromptCompletionSFTPreprocessingConfig as PromptCompletionSFTPreprocessingConfig,
+    )
     from mb_data.loading.changed_files import changed_data_files as changed_data_files
     from mb_data.loading.last_validation import keep_partial_sequence as keep_partial_sequence
     from mb_data.loading.last_validation import last_validation as last_validation

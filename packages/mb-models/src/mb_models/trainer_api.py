@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
+    from mb_models.config import DType as DType
+    from mb_models.config import KernelFields as KernelFields
+    from mb_models.config import OverlapFields as OverlapFields
+    from mb_models.errors import HuggingFaceError as HuggingFaceError
+    from mb_models.errors import HuggingFaceFolderError as HuggingFaceFolderError
     from mb_models.errors import OutputExistsError as OutputExistsError
     from mb_models.evaluation.generation import all_logits as all_logits
     from mb_models.evaluation.lm_eval import TrainedLM as TrainedLM
@@ -16,8 +21,12 @@ if TYPE_CHECKING:
     from mb_models.gpt.layer_choice import AvailableLayers as AvailableLayers
     from mb_models.hf.adoption import AdoptedArchitecture as AdoptedArchitecture
     from mb_models.hf.adoption import adopt_architecture as adopt_architecture
+    from mb_models.hf.adoption import is_model_folder as is_model_folder
     from mb_models.hf.carried import carry_files as carry_files
     from mb_models.hf.config_json import ARCHITECTURES as ARCHITECTURES
+    from mb_models.hf.config_json import architecture_of as architecture_of
+    from mb_models.hf.config_json import read_config as read_config
+    from mb_models.hf.config_json import section_of as section_of
     from mb_models.hf.conversion import memory_mapped_model as memory_mapped_model
     from mb_models.hf.conversion import require_convertible as require_convertible
     from mb_models.hf.conversion import section_of_folder as section_of_folder
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
     from mb_models.hf.export_part import WHOLE as WHOLE
     from mb_models.hf.export_part import ExportPart as ExportPart
     from mb_models.hf.load import load_hf_weights as load_hf_weights
+    from mb_models.hybrid.config import main_layers as main_layers
+    from mb_models.megatron_fields import megatron_fields as megatron_fields
     from mb_models.mimo.config import has_module_layouts as has_module_layouts
     from mb_models.mimo.layout_rules import stored_optimizer_error as stored_optimizer_error
     from mb_models.peft.config import section_by_name as section_by_name

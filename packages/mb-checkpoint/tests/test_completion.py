@@ -75,6 +75,7 @@ def verify_if_seen_by(load, rank):
 
 def test_rank_0_decides_whether_all_ranks_verify(tmp_path):
     mb_host = pytest.importorskip("mb_host")
-    with mb_host.RankPool(2, timeout_seconds=120) as ranks:
+    # not "fork": the fork server of this process is that of `script_ranks`, with torch as it is installed
+    with mb_host.RankPool(2, timeout_seconds=120, start_method="spawn") as ranks:
         for rank in (0, 1):
             assert ranks.run(verify_if_seen_by, str(tmp_path), rank) == [None, None]

@@ -39,7 +39,7 @@ def import_folder(folder: Path, out: Path) -> int:
     complete configuration that starts from it.
 
     Raises:
-        mb_models.hf.errors.HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
+        mb_models.errors.HuggingFaceError: the folder is incomplete, or Megatron would compute a different result.
     """
     section = section_of_folder(folder)
     out.mkdir(parents=True, exist_ok=True)
@@ -90,8 +90,8 @@ def export_run(
     Raises:
         mb_checkpoint.CheckpointNotFoundError: there is no checkpoint, or none that is intact.
         mb_checkpoint.errors.IncompleteCheckpointError: it is one checkpoint, and damaged.
-        mb_models.hf.errors.HuggingFaceError: no supported transformers model computes the same result.
-        mb_models.peft.errors.PeftError: adapters are requested of a run that has none.
+        mb_models.errors.HuggingFaceError: no supported transformers model computes the same result.
+        mb_models.errors.PeftError: adapters are requested of a run that has none.
     """
     saved = SavedRun.find(run, purpose="export", log=log, verify=part.index == 0)
     config = saved.config

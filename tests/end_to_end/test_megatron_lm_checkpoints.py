@@ -98,3 +98,33 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
     assert again == expected
     assert list(again) == [7, 8, 9]
     assert "Setting padded_vocab_size to 64 from checkpoint" in printed
+
+
+def test_a_run_in_progress_is_taken_over_from_its_folder(corpus, tmp_path):
+    flags = [*FLAGS.split(), *HOST.split(), "--data-cache-path", str(tmp_path / "cache")]
+    theirs, ours, alone = tmp_path / "theirs", tmp_path / "ours", tmp_path / "alone"
+    data = ["--data-path", str(corpus)]
+    undisturbed, _ = their_run([*flags, *data, "--save", str(theirs), "--save-interval", "3"], ranks=1)
+    (theirs / "latest_checkpointed_iteration.txt").write_text("6")
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        f"ARGS=({' '.join(flags)})\nexport NCCL_ALGO=Ring\n"
+        f"torchrun --nproc_per_node 1 pretrain_gpt.py ${{ARGS[@]}} --data-path $1 --save {theirs} --save-interval 4\n"
+    )
+    options = (f"--from-megatron-lm={theirs}", f"--script={script}", f"--set=1={corpus}", f"--out={ours}")
+    done = mb("pretrain", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = done.stdout.splitlines()
+    assert f"from Megatron-LM: weights, optimizer and position: {theirs}/iter_0000006" in printed
+    assert f"from Megatron-LM: data: {corpus}" in printed
+    assert "from Megatron-LM: tokenizer: NullTokenizer" in printed
+    assert "from Megatron-LM: differs: --save-interval: 4 in pretrain.sh, 3 in the checkpoint" in printed
+    assert f"resumed from {theirs}/iter_0000006 at step 6" in done.stdout
+    assert as_printed(losses(ours)) == {step: undisturbed[step] for step in (7, 8, 9)}
+    assert (ours / "checkpoints/latest_checkpointed_iteration.txt").read_text().strip() == "9"
+    assert (theirs / "latest_checkpointed_iteration.txt").read_text() == "6"
+
+    done = mb("pretrain", f"--from-megatron-lm={theirs}", f"--out={alone}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "from Megatron-LM: settings: the arguments in the checkpoint" in done.stdout
+    assert as_printed(losses(alone)) == as_printed(losses(ours))

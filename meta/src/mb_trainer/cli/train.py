@@ -50,9 +50,61 @@ class RunArguments:
         raise typer.Exit(code)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainArguments(RunArguments):
+    """Arguments and options of `mb pretrain`."""
+
+    from_megatron_lm: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Resume a run of Megatron-LM from its folder of checkpoints, with the arguments in it.",
+            show_default=False,
+        ),
+    ] = None
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --from-megatron-lm: the script that started it, in place of the arguments in the checkpoint.",
+            show_default=False,
+        ),
+    ] = None
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Value of a variable of the script.", show_default=False
+        ),
+    ] = None
+    ignore_unknown: Annotated[
+        bool, typer.Option("--ignore-unknown", help="Leave out flags of custom code in the script.")
+    ] = False
+
+    def start(self, name: str) -> Any:
+        """Run the command of this name, and exit with its code."""
+        if self.from_megatron_lm is None:
+            if self.script is not None or self.variable or self.ignore_unknown:
+                raise typer.BadParameter("--script, --set and --ignore-unknown need --from-megatron-lm DIR.")
+            return RunArguments.start(self, name)
+        code = command("train").pretrain_from_megatron_lm(
+            self.from_megatron_lm,
+            script=self.script,
+            variables=self.variable or [],
+            ignore_unknown=self.ignore_unknown,
+            overrides=list(self.recipe or []),
+            files=self.config or [],
+            out=self.out,
+            nproc=self.nproc,
+            resume_with_changes=self.resume_with_changes,
+            trust=self.trust or [],
+            numa_binding=not self.no_numa_binding,
+        )
+        raise typer.Exit(code)
+
+
 @train.command(epilog="Example: mb pretrain gpt_tiny train.train_iters=50 optimizer.lr=1e-3 --out runs/try")
 @common_options
-def pretrain(run: RunArguments) -> None:
+def pretrain(run: PretrainArguments) -> None:
     """Train a model from scratch, or resume where the run folder's newest checkpoint stopped.
 
     With no argument it trains the recipe gpt_tiny: a GPT of five million parameters on the source files of this
@@ -68,6 +120,9 @@ def pretrain(run: RunArguments) -> None:
 
     Several processes: mb pretrain --nproc 2 model.tensor_model_parallel_size=2. On several machines start the same
     command with torchrun (torchrun ... -m mb_trainer pretrain ...) or srun, without --nproc.
+
+    --from-megatron-lm DIR --script pretrain.sh resumes a run of Megatron-LM; the first lines state what was taken from
+    where, and what differs.
     """
     run.start("pretrain")
 

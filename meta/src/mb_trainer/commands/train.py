@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import mb_host.trainer_api
 import mb_verify.trainer_api
@@ -21,6 +22,7 @@ from mb_metrics.trainer_api import RankConsole, RunFolder, bench_callbacks
 from mb_resilience.trainer_api import keep_run_alive, newest_report, prepare_environment
 from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
+from mb_trainer.commands.megatron_run import take_over
 from mb_trainer.registry import REGISTRY
 from mb_trainer.requests import read_request
 from mb_trainer.run.complete_run import outcome_if_complete
@@ -80,6 +82,27 @@ def pretrain(
             # a launcher that maps GPUs itself gives each process a different GPU as its first one
             numa_binding=numa_binding and not request.config.dist.external_gpu_device_mapping,
         )
+
+    return reported(work)
+
+
+def pretrain_from_megatron_lm(
+    folder: Path,
+    *,
+    script: Path | None,
+    variables: Sequence[str],
+    ignore_unknown: bool,
+    overrides: Sequence[str],
+    out: Path | None,
+    **options: Any,
+) -> int:
+    """Resume a run of Megatron-LM, and return the exit code. `options` are those of `pretrain`."""
+
+    def work() -> int:
+        found = take_over(folder, script=script, variables=variables, ignore_unknown=ignore_unknown, out=out)
+        if read_world(os.environ).rank == 0:
+            print("\n".join(f"from Megatron-LM: {line}" for line in found.lines), flush=True)
+        return pretrain([*found.arguments, *overrides], out=found.out, **options)
 
     return reported(work)
 

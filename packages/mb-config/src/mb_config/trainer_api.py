@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from mb_config.cli.examination import Examination as Examination
     from mb_config.cli.examination import examine as examine
     from mb_config.cli.examination import machine_of_perf as machine_of_perf
+    from mb_config.cli.import_args import assigned_variables as assigned_variables
+    from mb_config.cli.import_args import omissions as omissions
+    from mb_config.cli.import_args import read_source as read_source
+    from mb_config.cli.import_args import render as render
     from mb_config.cli.listing import counted as counted
     from mb_config.cli.message_text import MAX_MESSAGE_LENGTH as MAX_MESSAGE_LENGTH
     from mb_config.cli.message_text import truncate as truncate
@@ -35,6 +39,11 @@ if TYPE_CHECKING:
     from mb_config.container.yaml_file import dump_yaml as dump_yaml
     from mb_config.container.yaml_file import read_yaml as read_yaml
     from mb_config.megatron_lm.arguments import megatron_arguments as megatron_arguments
+    from mb_config.megatron_lm.conversion import convert_script as convert_script
+    from mb_config.megatron_lm.flag_table import option_of as option_of
+    from mb_config.megatron_lm.flag_table import parse_flags as parse_flags
+    from mb_config.megatron_lm.flag_table import without_flags as without_flags
+    from mb_config.megatron_lm.script import ScriptWords as ScriptWords
     from mb_config.overrides.apply import SECTION_FACTORIES as SECTION_FACTORIES
     from mb_config.overrides.base_recipe import BASE as BASE
     from mb_config.overrides.base_recipe import base_of as base_of

@@ -22,14 +22,13 @@ import mb_host
 mb_host.install()  # before megatron is imported
 mb_guard.install(quiet=True)
 
-from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
-
 from mb_config import DistributedDataParallelConfig, UnknownPrecisionError  # noqa: E402
 from mb_config.mcore import MegatronDDPConfig  # noqa: E402
 from mb_config.resolve.precision_table import REGISTERED  # noqa: E402
 from mb_models import GPTModelConfig  # noqa: E402
 from mb_schema.value_types import mismatches  # noqa: E402
 from mb_trainer.bridge import answer, missing, names  # noqa: E402
+from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 from mb_trainer.requests import read_request  # noqa: E402
 from mb_trainer.run.preflight import resolve_and_check  # noqa: E402
 

@@ -149,6 +149,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     assert tokens_of(tmp_path / "out") == [97, END, 98, END]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text_file(tmp_path):
+    text = tmp_path / "in.txt"
+    text.write_text("ab", encoding="utf-8-sig")
+    build_indexed([text], tokenizer=ByteTokenizer(), prefix=tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == [97, 98, END]
+
+
 @pytest.mark.parametrize("value", [b"ab", date(2024, 5, 1), Decimal("1.5"), {"inner": b"x"}, 3])
 def test_a_column_of_a_table_that_is_no_text_is_named(tmp_path, value):
     pyarrow = pytest.importorskip("pyarrow", reason="needs the parquet extra")

@@ -111,7 +111,7 @@ def read_chunks(
             yield from _row_chunks(part, chunk_bytes, columns)
         else:
             with open_input(path) as raw, decompressed(raw, path) as stream:
-                content = stream.read()
+                content = stream.read().removeprefix(_BYTE_ORDER_MARK)
             reject_json_lines(content, path)
             yield DocumentChunk(
                 path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size
@@ -170,7 +170,7 @@ def text_of_row(row: Row, *, json_key: str, location: object) -> str:
     if not isinstance(text, str):
         raise BadDocumentError(
             f"{location}: the value of {json_key!r} is not a string ({_format_value(text)}); only a string can be "
-            "tokenized. Put it in quotes, or pass another --json-key "
+            "tokenized. Convert it to text (in JSON: in quotes), or pass another --json-key "
             "(dataset.json_key in a run)."
         )
     return require_encodable(text, location=location)

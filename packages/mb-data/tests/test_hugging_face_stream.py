@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from mb_data import ByteTokenizer, DatasetBuildContext, HuggingFaceStreamConfig
+from mb_data.data_checks import dataset_facts
 from mb_data.errors import DataPathError, FormatLibraryError
 
 TEXTS = [f"document {number}, {'x' * (7 * number % 40)}" for number in range(12)]
@@ -89,6 +90,26 @@ def test_what_cannot_be_streamed_is_named(documents, tmp_path):
         stream(documents, text_key="body").sequence()
     with pytest.raises(DataPathError, match="no document for rank 12 of 13"):
         stream(documents, rank=12, ranks=13).sequence()
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_local_files_that_do_not_exist_are_found_without_reading_any(tmp_path, evaluated):
+    there, missing = tmp_path / "a.jsonl", str(tmp_path / "b*.jsonl")
+    there.write_text("{}")
+    for names, expected in (
+        (str(tmp_path / "*.jsonl"), {}),
+        ([str(there), "https://host/b.jsonl"], {}),
+        (
+            [str(there), missing],
+            {
+                "dataset_error": f"dataset.hf_data_files: no file matches {missing!r}. The documents are read from it. "
+                "Correct the path."
+            },
+        ),
+    ):
+        section = HuggingFaceStreamConfig(seq_length=8, hf_data_files=names)
+        assert dataset_facts(section, evaluated=evaluated) == expected
+    assert dataset_facts(HuggingFaceStreamConfig(seq_length=8, hf_dataset="name"), evaluated=evaluated) == {}
 
 
 def test_a_missing_library_is_named(monkeypatch):

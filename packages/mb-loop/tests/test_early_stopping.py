@@ -87,6 +87,23 @@ def test_a_run_ends_and_is_saved_when_its_metric_stops_improving():
     assert saves.steps == [8]
 
 
+@pytest.mark.parametrize(("eval_iters", "eval_interval"), [(0, 2), (1, None)])
+def test_a_run_without_evaluations_is_rejected(eval_iters, eval_interval):
+    """Nothing would ever stop it."""
+    state = mb_loop.LoopState.of(train_iters=2, eval_iters=eval_iters, eval_interval=eval_interval)
+    model = torch.nn.Linear(1, 1)
+    parts = mb_loop.TrainParts(
+        forward_step_func=lambda iterator, model: (model(next(iterator)), lambda out: (out.sum(), {})),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_data_iterator=iter(lambda: torch.ones(1, 1), None),
+        callbacks=[EarlyStopping("loss", patience=2)],
+    )
+    with pytest.raises(mb_loop.TrainSettingsError, match="early stopping: no evaluation has 'loss'"):
+        mb_loop.train(parts, state)
+    assert state.train_state.step == 0
+
+
 def test_a_run_whose_metric_improves_in_time_is_finished():
     outcome, _ = train(EarlyStopping("loss", patience=3))
     assert (outcome.reason, outcome.step) == ("finished", 16)

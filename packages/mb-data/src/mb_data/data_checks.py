@@ -10,6 +10,8 @@ from mb_data.errors import DataError, TokenizerError
 from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.files import pack_files, sample_files
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding, required_padding
+from mb_data.streaming.config import HuggingFaceStreamConfig
+from mb_data.streaming.files import require_stream_files
 from mb_data.text.sources import verify_sources
 from mb_data.tokenizers.config import TokenizerConfig
 from mb_data.tokenizers.loading import load_saved_tokenizer, load_tokenizer
@@ -42,6 +44,8 @@ def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
     """
     if isinstance(dataset, FinetuningDatasetConfig):
         _verify_samples(dataset, evaluated=evaluated)
+    if isinstance(dataset, HuggingFaceStreamConfig):
+        require_stream_files(dataset)
     if not isinstance(dataset, GPTDatasetConfig):
         return
     for prefixes, _ in filter(None, [dataset.blend, *(dataset.blend_per_split or [])]):
@@ -92,7 +96,7 @@ def dataset_facts(dataset: Any, *, evaluated: bool) -> dict[str, object]:
 
     Arguments as for `verify_dataset_files`. The section is not changed.
     """
-    if not isinstance(dataset, GPTDatasetConfig | FinetuningDatasetConfig):
+    if not isinstance(dataset, GPTDatasetConfig | FinetuningDatasetConfig | HuggingFaceStreamConfig):
         return {}
     section = deepcopy(dataset)
     try:

@@ -401,6 +401,19 @@ RULES: tuple[Rule, ...] = (
         fails=("single", "dataset.sources: nowhere does not exist."),
         passes=("single", None),
     ),
+    rule(
+        "D121",
+        ("validation.eval_interval", "dataset.hf_split"),
+        lambda interval, split: (
+            f"is {interval} with a streamed dataset (hf_split={split})"
+            if interval is not None and split is not None
+            else None
+        ),
+        why="a streamed dataset has no validation data, so no evaluation would be made",
+        fix="Set validation.eval_interval=null.",
+        fails=(100, "train"),
+        passes=(None, "train"),
+    ),
     at_most("SZ04d", "dataset.vocab_size", 10**8, why=MANY_ENTRIES),
     at_most("SZ05d", "dataset.seq_length", 10**9, why=_MANY_TOKENS),
     at_most("SZ05e", "dataset.decoder_seq_length", 10**9, why=_MANY_TOKENS),

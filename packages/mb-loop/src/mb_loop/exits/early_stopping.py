@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 from mb_loop.callbacks import Callback, CallbackContext
 from mb_loop.collectives import max_across_ranks
 from mb_loop.errors import LoopError, TrainSettingsError
+from mb_loop.evaluation.validation import evaluation_possible
 
 _WORST = math.inf
 """Score without any value so far, and of a value that is NaN: every number is better."""
@@ -107,6 +108,21 @@ class EarlyStopping(Callback):
         """
         self._record(_WORST if math.isnan(value) else self._sign * value)
         return self._is_exhausted
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """Reject a run without evaluations, which would never stop.
+
+        Raises:
+            TrainSettingsError: there are no validation data, or no evaluation during training is set.
+        """
+        counters, settings = context.state.train_state, context.state.cfg.validation
+        if not (counters.do_valid and settings.eval_interval and evaluation_possible(settings)):
+            raise TrainSettingsError(
+                f"early stopping: no evaluation has {self.metric!r} (validation data: "
+                f"{'yes' if counters.do_valid else 'none'}, eval_interval={settings.eval_interval}). Training ends "
+                "when a metric of evaluations stops improving. Pass validation data and set "
+                "validation.eval_interval, or leave early stopping out."
+            )
 
     def on_eval_end(self, context: CallbackContext) -> None:
         """Record the metric of an evaluation that was not stopped early. Collective over the world.

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("typer", reason="needs mb-plan[cli]")
+
 from typer.testing import CliRunner
 
 from mb_plan import GPU_MEMORY, describe_run, make_plan, model_of_sizes

@@ -66,8 +66,8 @@ def from_megatron_args(namespace: Any, *, ignore_unknown: bool = False) -> Megat
 
     >>> from argparse import Namespace
     >>> args = Namespace(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32, mock_data=True, lr=1e-3)
-    >>> from_megatron_args(args).nested()["optimizer"]["lr"]
-    0.001
+    >>> from_megatron_args(args).nested().get("optimizer")
+    {'lr': 0.001, 'min_lr': 0.0}
 
     Args:
         namespace: Object with the arguments as attributes, or a mapping.

@@ -57,7 +57,7 @@ class S3ShardedDataset(ShardedDataset):
         self.bin_reader = ShardedBinReader(S3Tokens(files, self.index.dtype))
 
     def __getstate__(self) -> Any:
-        """Return what a worker process opens the dataset with; the storage is asked for nothing but tokens."""
+        """Return what a worker process opens the dataset with; the storage is read for nothing but tokens."""
         return self._state
 
     def __setstate__(self, state: Any) -> None:

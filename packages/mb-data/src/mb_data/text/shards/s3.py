@@ -90,7 +90,7 @@ class S3Tokens(ShardedTokens):
         """Return tokens of a shard, by their positions in it.
 
         Raises:
-            IndexedFormatError: The shard is shorter than its manifest says, or is not there.
+            IndexedFormatError: The shard is shorter than in its manifest, or is not there.
             The exceptions of botocore: the storage cannot be read.
         """
         url = f"{SCHEME}{self.files[shard].path.as_posix()}"

@@ -4,6 +4,10 @@ import json
 from dataclasses import dataclass
 
 import pytest
+
+from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
+from mb_trainer.bridge import AutoBridge
+from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider
 from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
 from mb_trainer.bridge.recipes.utils.dataset_utils import (
     default_gsm8k_config,
@@ -15,10 +19,6 @@ from mb_trainer.bridge.recipes.utils.dataset_utils import (
 from mb_trainer.bridge.recipes.utils.determinism_utils import apply_determinism_overrides
 from mb_trainer.bridge.training.flex_dispatcher_backend import apply_flex_dispatcher_backend
 from mb_trainer.bridge.utils.cuda_graph import set_cuda_graph_modules
-
-from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
-from mb_trainer.bridge import AutoBridge
-from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider
 from mb_trainer.config import ConfigContainer, DoRA
 from mb_trainer.run.settle import weights_of_model
 

@@ -6,6 +6,8 @@
 import json
 from pathlib import Path
 
+from recipe import pretrain_config
+
 from mb_trainer.bridge.peft.lora import LoRA
 from mb_trainer.bridge.recipes.utils.optimizer_utils import distributed_fused_adam_with_cosine_annealing
 from mb_trainer.bridge.training.config import (
@@ -22,7 +24,6 @@ from mb_trainer.bridge.training.config import (
 from mb_trainer.bridge.training.finetune import finetune
 from mb_trainer.bridge.training.gpt_step import forward_step
 from mb_trainer.bridge.training.mixed_precision import bf16_mixed
-from recipe import pretrain_config
 
 DATA = Path("counting")
 

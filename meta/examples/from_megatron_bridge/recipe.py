@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from mb_trainer.bridge.models.gpt_provider import GPTModelProvider
 from mb_trainer.bridge.training.callbacks import Callback
 from mb_trainer.bridge.training.comm_overlap import CommOverlapConfig

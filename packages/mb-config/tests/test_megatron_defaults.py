@@ -60,7 +60,11 @@ DIFFERENCES = {
         "skip_train": "deprecated name of validation.skip_train",
         "num_epochs": NOT_IN_MEGATRON,
     },
-    "SchedulerConfig": {"max_steps": NOT_IN_MEGATRON},
+    "SchedulerConfig": {
+        "max_steps": NOT_IN_MEGATRON,
+        "max_lr": "set by Megatron-Bridge's recipes, and held to optimizer.lr",
+        "min_lr": "set by Megatron-Bridge's recipes, and held to optimizer.min_lr",
+    },
     "DistributedInitConfig": {
         "external_gpu_device_mapping": NOT_IN_MEGATRON,
         "enable_megatron_core_experimental": NOT_IN_MEGATRON,

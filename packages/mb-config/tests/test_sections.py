@@ -23,7 +23,7 @@ from mb_config import (
 COUNTS = {
     "TrainingConfig": 31,
     "ValidationConfig": 10,
-    "SchedulerConfig": 21,
+    "SchedulerConfig": 23,
     "OptimizerConfig": 63,
     "DistributedDataParallelConfig": 38,
     "DistributedInitConfig": 25,

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_config import ConfigError, Problem, Provenance, Rule
+from mb_config import RULES, ConfigError, Problem, Provenance, Rule
 from mb_config.preflight.run import DataCheck, PreflightChecks, effective_dist, preflight, violations
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
 
@@ -154,3 +154,16 @@ def test_local_layers_are_selected_without_a_gpu(make):
     assert not select_local_layers(
         config, facts={"cpu": True, "transformer_engine": False}, provenance=provenance
     )
+
+
+@pytest.mark.parametrize("value", [True, 3, "yes"])
+def test_a_value_in_place_of_a_section_of_restarts_is_a_problem(make, value):
+    config = make(inprocess_restart=value)
+    result = preflight(config, PreflightChecks(rules=()), facts={"world_size": 8})
+    assert [problem.id for problem in result.problems] == ["TY01"]
+
+
+def test_an_infinite_warm_up_is_a_problem_of_its_own(make):
+    config = make()
+    config.scheduler.lr_warmup_fraction = float("inf")
+    assert preflight(config, PreflightChecks(rules=RULES), facts={"world_size": 1}).errors

@@ -53,6 +53,14 @@ def expand_home(value: Any) -> Any:
     return value
 
 
+def exists(path: str, *, as_folder: bool = False) -> bool:
+    """Return whether a path exists (as a folder); False also for one that cannot be read, or whose name is too long."""
+    try:
+        return Path(path).is_dir() if as_folder else Path(path).exists()
+    except OSError:
+        return False
+
+
 def path_problem(value: object) -> str | None:
     """Return the problem of the first path in a value that is not a usable local path, or None."""
     for text in paths_in(value):

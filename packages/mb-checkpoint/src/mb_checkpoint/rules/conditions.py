@@ -15,7 +15,7 @@ from mb_checkpoint.formats.layout import (
     why_not_a_checkpoint,
 )
 from mb_checkpoint.storage.storage import open_storage
-from mb_schema.paths import is_url, path_problem
+from mb_schema.paths import exists, is_url, path_problem
 from mb_schema.secrets import is_secret_name
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
@@ -71,14 +71,23 @@ def load_has_checkpoint(
 
 def pretrained_has_checkpoint(pretrained: str | None, manager: str | None, _: object) -> str | None:
     """Return why no weights can be read from `pretrained_checkpoint`; rule V064 covers a missing folder."""
-    if pretrained is None or manager is not None or is_url(pretrained) or not Path(pretrained).is_dir():
+    if (
+        pretrained is None
+        or manager is not None
+        or is_url(pretrained)
+        or not exists(pretrained, as_folder=True)
+    ):
         return None
     return why_no_source(pretrained, resume=False)
 
 
 def source_is_folder(source: str | None, _: object) -> str | None:
     """Check that the folder whose files are copied to an export exists; rules on paths reject URLs."""
-    return None if source is None or is_url(source) or Path(source).is_dir() else "is not an existing folder"
+    return (
+        None
+        if source is None or is_url(source) or exists(source, as_folder=True)
+        else "is not an existing folder"
+    )
 
 
 def step_exists(

@@ -33,7 +33,7 @@ from mb_config.resolve.saves import AUTO, resolve_save_interval
 from mb_config.rules import RULES
 from mb_config.rules.sizes import SIZE_RULES
 from mb_config.sections.startup import DistributedInitConfig
-from mb_schema.rules import NOTHING, Problem
+from mb_schema.rules import NOTHING, Problem, value_at
 
 _RESOLVED_SECTIONS = ("train", "model", "optimizer", "scheduler")
 
@@ -323,10 +323,11 @@ def of_active_ranks(restart: Any, facts: Mapping[str, object]) -> Mapping[str, o
     `processes` is the number of processes. With in-process restarts some of them may be spare ranks.
     """
     processes = facts.get("processes", facts.get("world_size"))
-    active = (
-        vars(restart).get("active_world_size") if restart is not None and restart.enabled is True else None
+    enabled, active = (
+        value_at(f"restart.{name}", {"restart": restart}) for name in ("enabled", "active_world_size")
     )
-    if isinstance(active, int) and isinstance(processes, int):  # the check reports values of other types
+    # the check reports values of other types
+    if enabled is True and isinstance(active, int) and isinstance(processes, int):
         return {**facts, "processes": processes, "world_size": min(processes, max(1, active))}
     return {**facts, "processes": processes}
 

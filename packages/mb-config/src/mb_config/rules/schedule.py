@@ -89,11 +89,11 @@ def _warmup_longer_than_decay(
     fraction: float | None, warmup_iters: int | None, warmup_samples: int | None, *values: int | None
 ) -> str | None:
     horizon, samples = _horizon(*values), values[1]
-    if not horizon or horizon <= 0:
+    if not horizon or horizon <= 0 or fraction not in (None, 1):
         return None
     warmup = warmup_iters if samples is None else warmup_samples
-    warmup = warmup if fraction is None else round(fraction * horizon)
-    if not warmup or warmup < horizon or fraction not in (None, 1):
+    warmup = warmup if fraction is None else horizon
+    if not warmup or warmup < horizon:
         return None
     return f"the warm-up of {warmup} does not end before the end of the decay at {horizon}"
 

@@ -47,9 +47,8 @@ def with_files(config: FinetuningDatasetConfig) -> FinetuningDatasetConfig:
 def _write(config: FinetuningDatasetConfig) -> Path:
     """Write the files of all splits, and return their folder."""
     sources = _sources(config)
-    text = json.dumps(
-        [{name: asdict(source) for name, source in sources.items()}, config.options.keys], default=str
-    )
+    form = None if config.preprocessing is None else asdict(config.preprocessing)
+    text = json.dumps([{name: asdict(source) for name, source in sources.items()}, form], default=str)
     name = f"hub-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     root = (
         Path(config.hf_output_root).expanduser()
@@ -103,7 +102,14 @@ def _rows(source: HFDatasetSourceConfig, config: FinetuningDatasetConfig) -> Ite
         form = config.preprocessing
         form = form if isinstance(form, PromptCompletionSFTPreprocessingConfig) else None
         columns = ("input", "output") if form is None else (form.prompt_column, form.completion_column)
-        pair = preset.prompt.format(**row), _answer(row, preset.completion)
+        try:
+            pair = preset.prompt.format(**row), _answer(row, preset.completion)
+        except (KeyError, TypeError, IndexError) as error:
+            raise DataPathError(
+                f"dataset.hf_dataset: a row of {preset.path!r} has the columns {', '.join(row)}, and no {error}. The "
+                f"name {source.dataset_name!r} is for rows with {preset.prompt!r} and {preset.completion!r}. Name "
+                "another dataset by path_or_dataset, with its columns in dataset.preprocessing."
+            ) from error
         texts = [text.strip(" ") for text in pair] if form is None or form.strip_whitespace else pair
         yield dict(zip(columns, texts, strict=True))
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mb_data.tokenizers.config import TokenizerConfig
+from mb_schema.paths import exists
 
 TYPE, MODEL = "tokenizer_type", "tokenizer_model"
 HUGGING_FACE = "HuggingFaceTokenizer"
@@ -100,7 +101,7 @@ def find_saved_tokenizer(
         tokenizer under these names.
     """
     configured = (config.tokenizer_type, config.tokenizer_model, config.vocab_file, config.merge_file)
-    if all(name is None or Path(name).exists() for name in configured[1:]):
+    if all(name is None or exists(name) for name in configured[1:]):
         return None
     for folder in folders:
         section = read_section(folder)

@@ -193,6 +193,26 @@ def test_an_unknown_metric_is_named():
         run.on_eval_end(evaluated(loss=2.0))
 
 
+@pytest.mark.parametrize(("metric", "valid"), [("loss", True), (None, False)])
+def test_a_run_whose_best_checkpoint_is_known_or_not_wanted_starts(metric, valid):
+    state = SimpleNamespace(train_state=SimpleNamespace(step=0, do_valid=valid), cfg=None)
+    run = RunCheckpointer(
+        Manager(), state=state, model=[], optimizer=None, scheduler=None, best_metric=metric
+    )
+    run.on_train_start(SimpleNamespace(state=state))
+
+
+def test_a_run_without_validation_data_has_no_best_checkpoint():
+    state = SimpleNamespace(train_state=SimpleNamespace(step=0, do_valid=False), cfg=None)
+    run = RunCheckpointer(
+        Manager(), state=state, model=[], optimizer=None, scheduler=None, best_metric="loss"
+    )
+    with pytest.raises(
+        CheckpointConfigError, match=r"checkpoint.best_metric: the run has no validation data"
+    ):
+        run.on_train_start(SimpleNamespace(state=state))
+
+
 class Counting:
     """Callback with a state."""
 

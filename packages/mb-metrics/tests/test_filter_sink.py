@@ -20,15 +20,15 @@ def test_steps_and_metrics_are_filtered(recorder):
 @pytest.mark.parametrize(
     ("unwanted", "written"),
     [
-        ("", ["a validation", "a validation ppl", "b validation", "b validation ppl"]),
-        (" validation ppl", ["a validation", "b validation"]),
-        ("a validation", ["b validation", "b validation ppl"]),
+        ("", ["a loss validation", "a loss validation ppl", "b loss validation", "b loss validation ppl"]),
+        (" validation ppl", ["a loss validation", "b loss validation"]),
+        ("a loss validation", ["b loss validation", "b loss validation ppl"]),
     ],
 )
 def test_evaluations_are_filtered_by_the_names_that_are_written(recorder, unwanted, written):
     sink = FilterSink(recorder, keep=lambda name: not unwanted or not name.endswith(unwanted))
     with Metrics([sink]) as metrics:
-        metrics.evaluation(1, {"a": 1.0, "b": 1.0})
+        metrics.evaluation(1, {"a loss": 1.0, "b loss": 1.0})
     assert list(recorder.evaluations[0].values) == written
 
 

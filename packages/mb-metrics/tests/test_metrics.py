@@ -122,17 +122,17 @@ def test_consumed_samples_are_added_up_only_where_the_start_is_known(recorder, f
 def test_an_evaluation_comes_after_the_rows_before_it(recorder):
     with Metrics([recorder], log_interval=10, wall_clock=lambda: 7.0) as metrics:
         metrics.record(1, {"lm loss": 2.0}, samples=8)
-        metrics.evaluation(1, {"lm loss": 1.0, "far": 100.0, "odd": math.nan})
+        metrics.evaluation(1, {"lm loss": 1.0, "far loss": 100.0, "odd loss": math.nan})
         assert recorder.steps == [1]
     (evaluation,) = recorder.evaluations
     values = evaluation.values
-    assert math.isnan(values.pop("odd validation"))
-    assert math.isnan(values.pop("odd validation ppl"))
+    assert math.isnan(values.pop("odd loss validation"))
+    assert math.isnan(values.pop("odd loss validation ppl"))
     assert values == {
         "lm loss validation": 1.0,
         "lm loss validation ppl": math.e,
-        "far validation": 100.0,
-        "far validation ppl": math.exp(20),
+        "far loss validation": 100.0,
+        "far loss validation ppl": math.exp(20),
     }
     assert (evaluation.step, evaluation.time, evaluation.consumed_samples) == (1, 7.0, 8)
 

@@ -20,6 +20,7 @@ from mb_checkpoint.context import (
     StatefulLike,
     TrainStateLike,
 )
+from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.load.run_load import load_run
 from mb_checkpoint.save.retry import SaveRetry
 from mb_checkpoint.state.adapters import KeyFilter
@@ -53,6 +54,15 @@ class RunStateLike(Protocol):
     @property
     def cfg(self) -> ConfigLike:
         """The configuration, which is stored with each checkpoint."""
+        ...
+
+
+class StartContext(Protocol):
+    """Event of the start of training; the context of `mb_loop`'s callbacks matches."""
+
+    @property
+    def state(self) -> Any:
+        """State of the run; `state.train_state.do_valid` is true if there are validation data."""
         ...
 
 
@@ -180,6 +190,18 @@ class RunCheckpointer:
         if self._megatron_arguments is not None:
             self._megatron_arguments = {**loaded.megatron_arguments, **self._megatron_arguments}
         return loaded
+
+    def on_train_start(self, context: StartContext) -> None:
+        """Reject a run without validation data whose checkpoints are to be compared by a metric of evaluations.
+
+        Raises:
+            CheckpointConfigError: `best_metric` is set, and the run has no validation data.
+        """
+        if self._metric is not None and not context.state.train_state.do_valid:
+            raise CheckpointConfigError(
+                "checkpoint.best_metric: the run has no validation data, so that no checkpoint would be the best. Pass "
+                "validation data, or set checkpoint.best_metric=null."
+            )
 
     def on_eval_end(self, context: EvaluationContext) -> None:
         """Record the metric `best_metric` of an evaluation, for a save of the same step. Collective over the world.

@@ -102,7 +102,7 @@ class Evaluation:
     consumed_samples: int | None
     """Training samples consumed before the evaluation; None: not known."""
     perplexities: bool = True
-    """If True, `values` contains perplexities."""
+    """If True, `values` contains the perplexities of losses (`names.is_loss`)."""
 
     @property
     def values(self) -> dict[str, float]:
@@ -110,7 +110,7 @@ class Evaluation:
         named: dict[str, float] = {}
         for name, loss in self.losses.items():
             named[name + VALIDATION] = loss
-            if self.perplexities:
+            if self.perplexities and is_loss(name):
                 named[name + PERPLEXITY] = perplexity(loss)
         return named
 

@@ -174,9 +174,10 @@ def _piece(template: str, value: float | None) -> str:
 
 
 def evaluation_line(evaluation: Evaluation) -> str:
-    """Return the line of an evaluation: each loss and its perplexity."""
+    """Return the line of an evaluation: each metric, and the perplexity of each loss."""
     pieces = "".join(
-        f" {name} value: {loss:.6E} | {name} PPL: {perplexity(loss):.6E} |"
-        for name, loss in evaluation.losses.items()
+        f" {name} value: {value:.6E} |"
+        + (f" {name} PPL: {perplexity(value):.6E} |" if names.is_loss(name) else "")
+        for name, value in evaluation.losses.items()
     )
     return f" validation loss at iteration {evaluation.step} |{pieces}"

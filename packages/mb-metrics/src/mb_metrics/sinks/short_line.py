@@ -43,7 +43,7 @@ def short_evaluation_line(evaluation: Evaluation) -> str:
     pieces = [f"step {evaluation.step}"]
     for name, loss in evaluation.losses.items():
         pieces.append(f"{name} {short(loss)} on validation data")
-        if evaluation.perplexities:
+        if evaluation.perplexities and names.is_loss(name):
             pieces.append(f"perplexity {short(perplexity(loss))}")
     return fitted(pieces)
 

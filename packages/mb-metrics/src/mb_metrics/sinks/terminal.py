@@ -82,7 +82,7 @@ class TerminalSink(Sink):
         room = self._terminal.columns - len(step)
         for name, loss in evaluation.losses.items():
             text = f"{_GAP}validation {short_name(name)} {_loss(loss)}"
-            if evaluation.perplexities:
+            if evaluation.perplexities and names.is_loss(name):
                 text += f"{_GAP}perplexity {compact(perplexity(loss))}"
             if len(text) > room and len(pieces) > 1:
                 break

@@ -34,7 +34,7 @@ def sum_in_a_fork():
 def made_with(settings):
     """Return whether a group of this process shares the device, and two of its options."""
     shared, members = distributed_c10d.ProcessGroupGloo, []
-    recording = type(shared)("ProcessGroupGloo", (), {"made": Recorder(shared.made, members)})
+    recording = type(shared)("ProcessGroupGloo", (), {"original": Recorder(shared.original, members)})
     recording(None, 0, 1, **settings)
     options = members[3]
     return len(options._devices) == 1, options._timeout.total_seconds(), options._threads

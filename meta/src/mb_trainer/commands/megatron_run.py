@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mb_checkpoint.trainer_api
 from mb_checkpoint import CheckpointConfig
-from mb_checkpoint.trainer_api import find_stored_settings
 from mb_config import ConfigReadError, MegatronConversion, from_megatron_args
 from mb_config.trainer_api import (
     ScriptWords,
@@ -62,7 +62,8 @@ def take_over(
         ConfigReadError: The script cannot be converted, or neither script nor checkpoint has arguments.
         CheckpointError: There is no checkpoint, or it cannot be read.
     """
-    stored = find_stored_settings(CheckpointConfig(load=str(folder)))
+    # imports torch, which no other start of a command does
+    stored = mb_checkpoint.trainer_api.find_stored_settings(CheckpointConfig(load=str(folder)))
     if stored.run_config is not None:
         raise ConfigReadError(
             f"--from-megatron-lm: {folder} is a run of this trainer or of Megatron-Bridge, with {stored.run_config}. "

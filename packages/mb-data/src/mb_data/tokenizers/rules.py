@@ -82,16 +82,19 @@ REJECTED_OPTIONS = {
 
 
 IDLE_OPTIONS = ("revision", "trust_remote_code")
-"""Keyword arguments for a download of a tokenizer: a folder has one revision, and its code is never run."""
+"""Keyword arguments for a download of a tokenizer: a folder has one revision, and no code that is run."""
 
 
 def _check_options(options: Any) -> str | None:
-    rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in (options or {})]
+    options = options or {}
+    rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in options]
+    if options.get("trust_remote_code"):
+        rejected.append("trust_remote_code (code in the folder of a tokenizer is never run)")
     return f"contains {', '.join(rejected)}" if rejected else None
 
 
 def _idle_options(options: Any) -> str | None:
-    idle = [name for name in IDLE_OPTIONS if name in (options or {})]
+    idle = [name for name, value in (options or {}).items() if name in IDLE_OPTIONS and value is not True]
     return f"contains {', '.join(idle)}, which has no effect" if idle else None
 
 

@@ -123,6 +123,7 @@ PATH_FIELDS = (
     "tokenizer.tokenizer_model",
     "tokenizer.metadata_path",
     "tokenizer.chat_template_path",
+    "dataset.hf_output_root",
 )
 """Paths of the fields that contain file or folder names."""
 

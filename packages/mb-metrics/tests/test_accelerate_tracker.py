@@ -1,10 +1,10 @@
 """Tracker for Accelerate, called by an `Accelerator`."""
 
-import numpy
 import pytest
 
 pytest.importorskip("accelerate", reason="needs mb-metrics[accelerate]")
 
+import numpy
 from accelerate import Accelerator
 
 from mb_metrics import AccelerateTracker, Metrics

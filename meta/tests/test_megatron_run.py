@@ -3,17 +3,17 @@
 import pytest
 from typer.testing import CliRunner
 
+from mb_checkpoint.load import stored_settings
 from mb_checkpoint.load.stored_settings import StoredSettings
 from mb_config import ConfigReadError
 from mb_config.megatron_lm.script import read_words
 from mb_trainer.cli.app import app
-from mb_trainer.commands import megatron_run
 from mb_trainer.commands.megatron_run import differences, take_over
 
 
 def test_a_run_of_this_trainer_is_loaded_directly(tmp_path, monkeypatch):
     stored = StoredSettings(path=tmp_path, run_config=tmp_path / "run_config.yaml")
-    monkeypatch.setattr(megatron_run, "find_stored_settings", lambda _section: stored)
+    monkeypatch.setattr(stored_settings, "find_stored_settings", lambda _section: stored)
     with pytest.raises(ConfigReadError, match=r"run_config\.yaml\. Pass checkpoint\.load="):
         take_over(tmp_path, script=None)
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's `pretrain_gpt.py` on a machine without a GPU: its own `pretrain`, model builder and datasets.
+"""Megatron-LM's `pretrain_gpt.py` and `pretrain_hybrid.py` without a GPU: its own `pretrain`, builders and datasets.
 
     python megatron_lm_pretrain.py --data-path corpus --train-iters 20 --save checkpoints ...
 
@@ -26,12 +26,14 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer  # no
 from megatron.training import initialize, pretrain  # noqa: E402
 from megatron.training.argument_utils import (  # noqa: E402
     gpt_config_from_args,
+    hybrid_config_from_args,
     pretrain_cfg_container_from_args,
 )
 from megatron.training.arguments import parse_and_validate_args  # noqa: E402
 from megatron.training.global_vars import get_args  # noqa: E402
 from megatron.training.utils import get_blend_and_blend_per_split  # noqa: E402
 
+from mb_host.megatron.hybrid import host_hybrid_spec  # noqa: E402
 from mb_host.megatron.megatron_lm import HOST_FLAGS, set_default_environment  # noqa: E402
 
 
@@ -75,6 +77,15 @@ def datasets(samples: list[int], vp_stage: int | None = None) -> Any:
     return BlendedMegatronDatasetBuilder(GPTDataset, samples, lambda: True, config).build()
 
 
+def model_config(args: Any) -> Any:
+    """Return the configuration of a GPT model, or of a hybrid with layers that a CPU has."""
+    if not args.hybrid_layer_pattern:
+        return gpt_config_from_args(args)
+    config = hybrid_config_from_args(args)
+    config.hybrid_stack_spec = host_hybrid_spec(config.transformer)
+    return config
+
+
 def main() -> None:
     """Train, as `pretrain_gpt.py` does."""
     set_default_environment()
@@ -86,7 +97,7 @@ def main() -> None:
     )
     sys.argv[1:] = [*HOST_FLAGS, *sys.argv[1:]]
     args = parse_and_validate_args(args_defaults={})
-    config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+    config = pretrain_cfg_container_from_args(args, model_config(args))
     pretrain(config, datasets, ModelType.encoder_or_decoder, forward_step)
 
 

@@ -33,6 +33,7 @@ from mb_config.container.yaml_file import dump_yaml  # noqa: E402
 from mb_config.mcore import build_scheduler, to_megatron  # noqa: E402
 from mb_config.megatron_lm.argument_values import Arguments  # noqa: E402
 from mb_config.megatron_lm.conversion import convert  # noqa: E402
+from mb_config.megatron_lm.differences import differences as script_differences  # noqa: E402
 from mb_config.megatron_lm.flag_table import parse_flags, read_flags  # noqa: E402
 from mb_config.megatron_lm.no_counterpart import GROUPS, NO_EFFECT  # noqa: E402
 from mb_config.megatron_lm.script import read_words  # noqa: E402
@@ -351,6 +352,17 @@ def test_parsed_arguments_become_what_their_command_line_becomes(seed, monkeypat
         assert {
             name: validated[section].get(name) for name in expected.nested()[section]
         } == expected.nested()[section]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_megatron_lm_computes_is_no_difference(seed, monkeypatch):
+    words = command_line(seed).split()
+    try:
+        args = megatron_arguments(words, monkeypatch, world_size=8)
+    except (AssertionError, ValueError) as error:
+        pytest.skip(f"Megatron-LM rejects it: {error}"[:200])
+    found = script_differences(convert(parse_flags(words)), vars(args), name="x.sh")
+    assert [*found] == []
 
 
 @pytest.mark.parametrize(

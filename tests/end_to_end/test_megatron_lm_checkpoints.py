@@ -100,31 +100,67 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
     assert "Setting padded_vocab_size to 64 from checkpoint" in printed
 
 
-def test_a_run_in_progress_is_taken_over_from_its_folder(corpus, tmp_path):
-    flags = [*FLAGS.split(), *HOST.split(), "--data-cache-path", str(tmp_path / "cache")]
+HYBRID = (
+    "--hybrid-layer-pattern M*-M --num-layers 4 --mamba-num-heads 4 --mamba-head-dim 32 --mamba-state-dim 16 "
+    "--mamba-num-groups 2 --position-embedding-type none"
+)
+RUNS = {
+    "one rank": (1, ""),
+    "tensor parallel": (2, "--tensor-model-parallel-size 2"),
+    "pipeline parallel": (2, "--pipeline-model-parallel-size 2"),
+    "data parallel": (2, "--use-distributed-optimizer"),
+    "hybrid": (1, HYBRID),
+    "hybrid, tensor parallel": (2, f"{HYBRID} --tensor-model-parallel-size 2"),
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        pytest.param(*case, id=name, marks=[] if name == ALWAYS else pytest.mark.matrix)
+        for name, case in RUNS.items()
+    ],
+)
+def test_a_run_in_progress_is_taken_over_from_its_folder(corpus, tmp_path, ranks, more):
+    flags = [*FLAGS.split(), *more.split(), *HOST.split(), "--data-cache-path", str(tmp_path / "cache")]
     theirs, ours, alone = tmp_path / "theirs", tmp_path / "ours", tmp_path / "alone"
-    data = ["--data-path", str(corpus)]
-    undisturbed, _ = their_run([*flags, *data, "--save", str(theirs), "--save-interval", "3"], ranks=1)
+    stored = ["--data-path", str(corpus), "--save", str(theirs), "--save-interval", "3"]
+    undisturbed, _ = their_run([*flags, *stored, "--log-throughput"], ranks=ranks)
     (theirs / "latest_checkpointed_iteration.txt").write_text("6")
     script = tmp_path / "pretrain.sh"
     script.write_text(
         f"ARGS=({' '.join(flags)})\nexport NCCL_ALGO=Ring\n"
-        f"torchrun --nproc_per_node 1 pretrain_gpt.py ${{ARGS[@]}} --data-path $1 --save {theirs} --save-interval 4\n"
+        f"torchrun --nproc_per_node {ranks} pretrain_gpt.py ${{ARGS[@]}} --data-path $1 --save {theirs} "
+        "--save-interval 4\n"
     )
+    processes = (f"--nproc={ranks}",) if ranks > 1 else ()
     options = (f"--from-megatron-lm={theirs}", f"--script={script}", f"--set=1={corpus}", f"--out={ours}")
-    done = mb("pretrain", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    printed = done.stdout.splitlines()
-    assert f"from Megatron-LM: weights, optimizer and position: {theirs}/iter_0000006" in printed
-    assert f"from Megatron-LM: data: {corpus}" in printed
-    assert "from Megatron-LM: tokenizer: NullTokenizer" in printed
-    assert "from Megatron-LM: differs: --save-interval: 4 in pretrain.sh, 3 in the checkpoint" in printed
-    assert f"resumed from {theirs}/iter_0000006 at step 6" in done.stdout
+    first = mb("pretrain", *options, *processes, "train.exit_interval=7")
+    assert first.returncode == 0, first.stdout + first.stderr
+    printed = [
+        line.removeprefix("from Megatron-LM: ")
+        for line in first.stdout.splitlines()
+        if line.startswith("from Megatron-LM: ")
+    ]
+    assert printed == [
+        f"weights, optimizer and position: {theirs}/iter_0000006, until {ours} has a checkpoint of its own",
+        f"settings: {script}, written to {ours}/megatron_lm.yaml",
+        "tokenizer: NullTokenizer",
+        f"data: {corpus}",
+        "differs: checkpoint.save_interval: 4 in pretrain.sh, 3 in the checkpoint",
+        "differs: dist.distributed_backend: nccl in pretrain.sh, gloo in the checkpoint",
+        "differs: logger.log_throughput: False in pretrain.sh, True in the checkpoint",
+        f"checkpoints of this run: {ours}/checkpoints; {theirs} is not changed",
+    ]
+    assert f"resumed from {theirs}/iter_0000006 at step 6" in first.stdout
+    second = mb("pretrain", *options, *processes, "train.exit_interval=7")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert f"resumed from {ours}/checkpoints/iter_0000007 at step 7" in second.stdout
     assert as_printed(losses(ours)) == {step: undisturbed[step] for step in (7, 8, 9)}
     assert (ours / "checkpoints/latest_checkpointed_iteration.txt").read_text().strip() == "9"
     assert (theirs / "latest_checkpointed_iteration.txt").read_text() == "6"
 
-    done = mb("pretrain", f"--from-megatron-lm={theirs}", f"--out={alone}")
+    done = mb("pretrain", f"--from-megatron-lm={theirs}", f"--out={alone}", *processes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "from Megatron-LM: settings: the arguments in the checkpoint" in done.stdout
     assert as_printed(losses(alone)) == as_printed(losses(ours))

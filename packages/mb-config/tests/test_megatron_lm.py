@@ -9,6 +9,7 @@ from mb_config import from_megatron_args
 from mb_config.megatron_lm.argument_values import parse_value
 from mb_config.megatron_lm.arguments import megatron_arguments
 from mb_config.megatron_lm.conversion import convert, convert_script
+from mb_config.megatron_lm.differences import differences
 from mb_config.megatron_lm.environment import carried_variables
 from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, read_flags
 from mb_config.megatron_lm.script import read_test_case, read_words
@@ -498,3 +499,29 @@ def test_unknown_arguments_of_a_namespace():
     found = from_megatron_args(SimpleNamespace(**args), ignore_unknown=True)
     assert found.left_out == ("my_option",)
     assert found.given["model.num_layers"] == 2
+
+
+def test_settings_that_differ_from_the_checkpoint_are_listed():
+    script = converted("--lr 2 --seed 1 --bf16 --num-experts 4 --load x --ffn-hidden-size 128")
+    stored = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_layers": 8,
+        "seq_length": 32,
+        "mock_data": True,
+        "lr": 1.0,
+        "seed": 1,
+        "bf16": True,
+        "num_experts": None,
+        "load": "y",
+        "kv_channels": 16,
+        "ffn_hidden_size": 256,
+        "hidden_dropout": 0.0,
+    }
+    found = differences(script, stored, name="x.sh", without=["checkpoint.load"])
+    assert [*found] == [
+        "model.ffn_hidden_size: 128 in x.sh, 256 in the checkpoint",
+        "model.hidden_dropout: 0.1 in x.sh, 0.0 in the checkpoint",
+        "model.num_moe_experts: 4 in x.sh, not set in the checkpoint",
+        "optimizer.lr: 2.0 in x.sh, 1.0 in the checkpoint",
+    ]

@@ -1,10 +1,9 @@
 """Configuration of a Megatron-LM run in progress, from its checkpoint and the script that started it."""
 
 import os
-import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import mb_checkpoint.trainer_api
 from mb_checkpoint import CheckpointConfig
 from mb_config import ConfigReadError, MegatronConversion, from_megatron_args
 from mb_config.trainer_api import (
-    ScriptWords,
     assigned_variables,
     convert_script,
+    differences,
     omissions,
-    option_of,
-    parse_flags,
     read_source,
+    read_yaml,
     render,
-    without_flags,
 )
 
 REPLACED = ("checkpoint.save", "checkpoint.load", "checkpoint.ckpt_step", "logger.tensorboard_dir")
@@ -46,10 +43,12 @@ def take_over(
     variables: Sequence[str] = (),
     ignore_unknown: bool = False,
     out: Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> MegatronRun:
     """Write the configuration of a run of Megatron-LM into a new run folder, and return the request that resumes it.
 
-    The script determines the settings; without one, the arguments in the checkpoint do.
+    The script determines the settings; without one, the arguments in the checkpoint do. The same call resumes the new
+    run, also after it has saved into the folder of Megatron-LM.
 
     Args:
         folder: Folder with its checkpoints, `--save` of Megatron-LM.
@@ -57,41 +56,59 @@ def take_over(
         variables: Values of variables of the script, `NAME=VALUE`.
         ignore_unknown: Leave out flags of custom code.
         out: Run folder; None: `runs/<name of the folder>`.
+        overrides: Settings of the user, which take precedence.
 
     Raises:
-        ConfigReadError: The script cannot be converted, or neither script nor checkpoint has arguments.
+        ConfigReadError: The script cannot be converted, neither script nor checkpoint has arguments, the data do not
+            exist, or the run folder belongs to another run.
         CheckpointError: There is no checkpoint, or it cannot be read.
     """
     # imports torch, which no other start of a command does
     stored = mb_checkpoint.trainer_api.find_stored_settings(CheckpointConfig(load=str(folder)))
-    if stored.run_config is not None:
+    chosen = out or Path("runs") / folder.resolve().name
+    file = chosen / "megatron_lm.yaml"
+    before = _taken_over(file)
+    if before not in (None, folder.resolve()):
+        raise ConfigReadError(
+            f"--from-megatron-lm: {chosen} is the run that has taken over {before}, not {folder}. Choose another run "
+            "folder with --out."
+        )
+    if stored.run_config is not None and before is None:
         raise ConfigReadError(
             f"--from-megatron-lm: {folder} is a run of this trainer or of Megatron-Bridge, with {stored.run_config}. "
             f"Pass checkpoint.load={folder} instead."
         )
-    arguments = stored.arguments or {}
-    source, conversion, lines = _settings(arguments, script, assigned_variables(variables), ignore_unknown)
-    chosen = out or Path("runs") / folder.resolve().name
-    file = chosen / "megatron_lm.yaml"
-    given = {path: value for path, value in conversion.given.items() if path not in REPLACED}
-    write(
-        file,
-        render(
-            MegatronConversion(given=given, defaults=conversion.defaults, variables=conversion.variables),
-            source=source,
-        ),
+    lines = [f"weights, optimizer and position: {stored.path}, until {chosen} has a checkpoint of its own"]
+    if script is None and stored.arguments is None:
+        return MegatronRun(arguments=(str(file),), out=chosen, lines=(*lines, f"settings: {file}"))
+    source, conversion, notes = _settings(
+        stored.arguments or {}, script, assigned_variables(variables), ignore_unknown
     )
+    given = {path: value for path, value in conversion.given.items() if path not in REPLACED}
+    given["checkpoint.load"] = str(folder.resolve())
+    write(file, render(replace(conversion, given=given), source=source))
+    overridden = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in overrides}
     return MegatronRun(
-        arguments=(str(file), f"checkpoint.load={folder}"),
+        arguments=(str(file),),
         out=chosen,
         lines=(
-            f"weights, optimizer and position: {stored.path}",
-            f"settings: {source}, written to {file}",
-            *_inputs(given),
             *lines,
-            f"checkpoints of this run: {chosen / 'checkpoints'}; {folder} is not changed",
+            f"settings: {source}, written to {file}",
+            *([] if "tokenizer" in overridden else [_tokenizer(given)]),
+            *([] if "dataset" in overridden else [_data(given, source)]),
+            *notes,
+            *(
+                []
+                if "checkpoint" in overridden
+                else [f"checkpoints of this run: {chosen / 'checkpoints'}; {folder} is not changed"]
+            ),
         ),
     )
+
+
+def _taken_over(file: Path) -> Path | None:
+    """Return the folder that the run of this file has taken over; None if there is no such file."""
+    return Path(read_yaml(file).data["checkpoint"]["load"]) if file.is_file() else None
 
 
 def _settings(
@@ -100,37 +117,41 @@ def _settings(
     """Return the source of the settings, the settings, and lines on what is not among them or differs."""
     if script is None:
         conversion = from_megatron_args(stored, ignore_unknown=True)
-        left_out = [f"left out: {name}" for name in conversion.left_out]
-        return "the arguments in the checkpoint", conversion, left_out
+        unknown = [f"left out: {', '.join(conversion.left_out)}"] if conversion.left_out else []
+        return "the arguments in the checkpoint", conversion, unknown
     _, words = read_source([str(script)], variables)
     conversion = convert_script(words, ignore_unknown=ignore_unknown)
-    return str(script), conversion, [*omissions(conversion, words), *differences(words, stored, script.name)]
+    different = differences(conversion, stored, name=script.name, without=REPLACED) if stored else ()
+    return (
+        str(script),
+        conversion,
+        [*omissions(conversion, words), *(f"differs: {line}" for line in different)],
+    )
 
 
-def differences(words: ScriptWords, stored: Mapping[str, Any], script: str) -> Iterator[str]:
-    """Yield the flags of a script whose values are not those in the checkpoint."""
-    kept, _ = without_flags(words.words, unknown=True)
-    for dest, value in parse_flags(kept).items():
-        before = stored.get(dest)
-        if before is not None and _text(before) != _text(value):
-            yield f"differs: {option_of(dest)}: {_text(value)} in {script}, {_text(before)} in the checkpoint"
-
-
-def _text(value: Any) -> str:
-    return shlex.join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
-
-
-def _inputs(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tokenizer and the data."""
+def _tokenizer(given: Mapping[str, Any]) -> str:
     kind, file = given.get("tokenizer.tokenizer_type"), given.get("tokenizer.tokenizer_model")
-    yield f"tokenizer: {' '.join(str(part) for part in (kind or 'that of the dataset', file) if part)}"
-    blend = given.get("dataset.blend") or given.get("dataset.blend_per_split")
-    yield f"data: {'generated' if blend is None else _blend(blend)}"
+    return f"tokenizer: {' '.join(str(part) for part in (kind or 'that of the dataset', file) if part)}"
 
 
-def _blend(blend: Sequence[Any]) -> str:
-    parts = [blend] if isinstance(blend[0], list) and blend[0] and isinstance(blend[0][0], str) else blend
-    return "; ".join(" ".join(part[0]) for part in parts if part)
+def _data(given: Mapping[str, Any], source: str) -> str:
+    """Return the line on the data.
+
+    Raises:
+        ConfigReadError: Some of them do not exist.
+    """
+    found = given.get("dataset.blend") or given.get("dataset.blend_per_split")
+    if found is None:
+        return "data: generated"
+    blends = [found] if isinstance(found[0], list) and found[0] and isinstance(found[0][0], str) else found
+    prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
+    missing = [name for name in prefixes if "://" not in name and not Path(f"{name}.idx").is_file()]
+    if missing:
+        raise ConfigReadError(
+            f"dataset.blend: {', '.join(missing)}: no such .bin/.idx pair, which {source} names. Set "
+            "dataset.blend=[[PREFIX,...],[WEIGHT,...]] with the present paths, or pass a script that has them."
+        )
+    return f"data: {' '.join(prefixes)}"
 
 
 def write(file: Path, text: str) -> None:

@@ -99,7 +99,14 @@ def pretrain_from_megatron_lm(
     """Resume a run of Megatron-LM, and return the exit code. `options` are those of `pretrain`."""
 
     def work() -> int:
-        found = take_over(folder, script=script, variables=variables, ignore_unknown=ignore_unknown, out=out)
+        found = take_over(
+            folder,
+            script=script,
+            variables=variables,
+            ignore_unknown=ignore_unknown,
+            out=out,
+            overrides=overrides,
+        )
         if read_world(os.environ).rank == 0:
             print("\n".join(f"from Megatron-LM: {line}" for line in found.lines), flush=True)
         return pretrain([*found.arguments, *overrides], out=found.out, **options)

@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     from mb_config.container.yaml_file import read_yaml as read_yaml
     from mb_config.megatron_lm.arguments import megatron_arguments as megatron_arguments
     from mb_config.megatron_lm.conversion import convert_script as convert_script
-    from mb_config.megatron_lm.flag_table import option_of as option_of
-    from mb_config.megatron_lm.flag_table import parse_flags as parse_flags
-    from mb_config.megatron_lm.flag_table import without_flags as without_flags
-    from mb_config.megatron_lm.script import ScriptWords as ScriptWords
+    from mb_config.megatron_lm.differences import differences as differences
     from mb_config.overrides.apply import SECTION_FACTORIES as SECTION_FACTORIES
     from mb_config.overrides.base_recipe import BASE as BASE
     from mb_config.overrides.base_recipe import base_of as base_of

@@ -19,6 +19,10 @@ _SIZES_OF_THE_RUN: Mapping[str, str] = {
     "eval_micro_batch_size": "micro_batch_size",
     "encoder_num_layers": "num_layers",
     "encoder_seq_length": "seq_length",
+    "expert_tensor_parallel_size": "tensor_model_parallel_size",
+    "moe_ffn_hidden_size": "ffn_hidden_size",
+    "lr_decay_iters": "train_iters",
+    "lr_decay_samples": "train_samples",
 }
 """Argument -> the one from which it has its value unless it is given."""
 
@@ -77,12 +81,19 @@ def from_megatron_args(namespace: Any, *, ignore_unknown: bool = False) -> Megat
         MegatronFlagError: An argument is unknown, a value has no counterpart, or arguments contradict each other.
     """
     values = dict(namespace) if isinstance(namespace, Mapping) else dict(vars(namespace))
-    flags = read_flags()
-    unknown = sorted(name for name in values.keys() - flags.keys() - COMPUTED if not name.startswith("_"))
+    unknown = sorted(
+        name for name in values.keys() - read_flags().keys() - COMPUTED if not name.startswith("_")
+    )
     if unknown and not ignore_unknown:
         raise MegatronFlagError(
             f"unknown arguments of Megatron-LM: {', '.join(unknown)}. ignore_unknown=True leaves them out."
         )
+    return replace(convert(_completed(given_arguments(values), values)), left_out=tuple(unknown))
+
+
+def given_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not at the default of Megatron-LM, nor at one that follows from the others."""
+    flags = read_flags()
     given = {
         name: plain
         for name, value in values.items()
@@ -99,7 +110,7 @@ def from_megatron_args(namespace: Any, *, ignore_unknown: bool = False) -> Megat
             for name, value in given.items()
             if name not in ("start_weight_decay", "end_weight_decay")
         }
-    return replace(convert(_completed(given, values)), left_out=tuple(unknown))
+    return given
 
 
 def _completed(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -219,3 +219,29 @@ def test_a_queue_is_as_long_as_its_values_allow():
     gate.opened.set()
     background.close()
     assert (gate.steps, background.failures[0].dropped) == ([1, 6, 7], 4)
+
+
+def test_the_newest_call_is_kept_whatever_its_size():
+    """The summary of an interval, and the end of the run, follow its rows at once."""
+    gate = Gate()
+    background = BackgroundSink(gate, capacity=1)
+    background.write_rows([row(1)])
+    gate.entered.wait(30)  # the first is in flight
+    background.write_rows([row(2), row(3)])
+    background.write_rows([row(4), row(5)])
+    background.fail()
+    gate.opened.set()
+    background.close()
+    assert (gate.steps, background.failures[0].dropped) == ([1, 4, 5], 2)
+
+
+def test_a_queue_of_records_does_not_count_their_values():
+    gate = Gate()
+    background = BackgroundSink(gate, capacity=3, counts="records")
+    background.write_rows([row(1)])
+    gate.entered.wait(30)  # the first is in flight
+    for step in range(2, 6):
+        background.write_rows([replace(row(step), values={"a": 1.0, "b": 2.0, "c": 3.0})])
+    gate.opened.set()
+    background.close()
+    assert (gate.steps, background.failures[0].dropped) == ([1, 3, 4, 5], 1)

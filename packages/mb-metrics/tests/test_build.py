@@ -62,6 +62,15 @@ def test_tensorboard_gets_the_enabled_groups(tmp_path):
     }
 
 
+def test_tensorboard_gets_every_step_of_a_log_interval_with_many_metrics(tmp_path):
+    pytest.importorskip("tensorboard")
+    config = LoggerConfig(tensorboard_dir=str(tmp_path), tensorboard_queue_size=100)
+    with Metrics(build_sinks(config, stream=io.StringIO()), log_interval=50) as metrics:
+        for step in range(1, 101):
+            metrics.record(step, {f"metric {number}": 1.0 for number in range(15)})
+    assert metrics.failures == ()
+
+
 ALWAYS = {
     "lm loss", "load_balancing_loss", "learning-rate", "decoupled-learning-rate", "skipped-train-samples", "batch-size",
     "loss-scale", "grad-norm", "num-zeros", "params-norm", "max-attention-logit", "mtp_1 loss", "mtp_1_acceptance_rate",

@@ -115,7 +115,7 @@ class LoggerConfig(StrictFields):
     """Free text on the MLflow run."""
     mlflow_log_artifacts: bool = True
     """Upload the settings to MLflow, and each persistent checkpoint when it is complete, as
-    "checkpoints/iter_0000010". Uploads run concurrently with training and have 30 s at its end; unfinished uploads
+    "checkpoints/iter_0000010". Uploads run concurrently with training and have 120 s at its end; unfinished uploads
     are reported."""
 
     comet_project: str | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_in_text
@@ -28,8 +29,8 @@ class _QueuedWrite:
     action: Callable[[], None]
     records: int
     """Steps, evaluations and files."""
-    values: int = 0
-    """Values of metrics, which the memory of a record is proportional to; at least one for each record."""
+    size: int
+    """Part of the capacity that they take."""
 
 
 class BackgroundSink:
@@ -37,8 +38,8 @@ class BackgroundSink:
 
     An `OSError` of the sink (server down, disk full) is treated as transient: the record stays in the queue and is
     retried after `retry_seconds`, with exponential backoff up to `longest_retry_seconds`. Any other error discards
-    the record. When the queue is full, the oldest records are dropped. Dropped records are counted in `failures`; the
-    start and the end of an outage, and the first drop, are logged as warnings.
+    the record. When the queue is full, the oldest records are dropped, but never the newest call. Dropped records are
+    counted in `failures`; the start and the end of an outage, and the first drop, are logged as warnings.
 
     `close` waits until the queue is empty and the sink is closed, for at most `close_seconds`, and reports it if
     the sink is down; a record for which the disk is full is tried again only once. After that it counts
@@ -46,8 +47,9 @@ class BackgroundSink:
 
     Args:
         sink: The wrapped sink; it is called from the thread only.
-        capacity: Maximum number of queued values, about 100 bytes each; a record without values counts as one. None:
-            unbounded.
+        capacity: Maximum length of the queue, in the unit `counts`; None: unbounded.
+        counts: Unit of `capacity`: "values" of metrics, about 100 bytes each, of which a record has at least one, or
+            "records" (steps, evaluations and files).
         close_seconds: Timeout of `close`, in seconds.
         retry_seconds: Delay before the first retry, in seconds.
         longest_retry_seconds: Maximum delay between retries, in seconds.
@@ -63,6 +65,7 @@ class BackgroundSink:
         sink: Sink,
         *,
         capacity: int | None = CAPACITY,
+        counts: Literal["values", "records"] = "values",
         close_seconds: float = 10.0,
         retry_seconds: float = 1.0,
         longest_retry_seconds: float = 30.0,
@@ -74,7 +77,7 @@ class BackgroundSink:
                 "it to 1 or more, or to None for an unbounded queue."
             )
         (self._sink,) = sink_list([sink])
-        self._capacity = capacity
+        self._capacity, self._counts = capacity, counts
         self._close_seconds = close_seconds
         self._retry_seconds = retry_seconds
         self._longest_retry_seconds = longest_retry_seconds
@@ -87,7 +90,8 @@ class BackgroundSink:
         self._thread: threading.Thread | None = None
         # Guarded by _changed:
         self._jobs: deque[_QueuedWrite] = deque()
-        self._waiting = 0  # values
+        self._waiting = 0  # sizes of the jobs
+        self._newest = 0  # size of the newest job that has records
         self._in_flight: _QueuedWrite | None = None
         self._retrying = False
         self._deadline: float | None = None
@@ -107,33 +111,31 @@ class BackgroundSink:
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Queue the next steps."""
-        values = sum(max(1, len(row.values)) for row in rows)
-        self._queue(lambda: self._sink.write_rows(rows), records=len(rows), values=values)
+        self._queue(lambda: self._sink.write_rows(rows), *(len(row.values) for row in rows))
 
     def write_interval(self, interval: LogInterval) -> None:
         """Queue the summary of a log interval."""
-        self._queue(lambda: self._sink.write_interval(interval), records=0)
+        self._queue(lambda: self._sink.write_interval(interval))
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Queue an evaluation."""
-        values = max(1, len(evaluation.values))
-        self._queue(lambda: self._sink.write_evaluation(evaluation), records=1, values=values)
+        self._queue(lambda: self._sink.write_evaluation(evaluation), len(evaluation.values))
 
     def write_file(self, path: Path, name: str) -> None:
         """Queue a file, if the sink stores files."""
         sink = self._sink
         if isinstance(sink, FileSink):
-            self._queue(lambda: sink.write_file(path, name), records=1, values=1)
+            self._queue(lambda: sink.write_file(path, name), 1)
 
     def fail(self) -> None:
         """Queue the notification that an error ended the run, if the sink supports it."""
         sink = self._sink
         if isinstance(sink, StatusSink):
-            self._queue(sink.fail, records=0)
+            self._queue(sink.fail)
 
     def close(self) -> None:
         """Wait until all records are written and the sink is closed, for at most `close_seconds`."""
-        thread = self._queue(self._sink.close, records=0)
+        thread = self._queue(self._sink.close)
         with self._changed:
             self._deadline = self._clock() + self._close_seconds
             is_down = self._retrying
@@ -156,10 +158,13 @@ class BackgroundSink:
                 self._waiting = 0
                 self._in_flight = None
 
-    def _queue(self, action: Callable[[], None], *, records: int, values: int = 0) -> threading.Thread:
+    def _queue(self, action: Callable[[], None], *values: int) -> threading.Thread:
+        """Queue a call of the sink with the number of values of each of its records."""
+        size = sum(max(1, count) for count in values) if self._counts == "values" else len(values)
         with self._changed:
-            self._jobs.append(_QueuedWrite(action=action, records=records, values=values))
-            self._waiting += values
+            self._jobs.append(_QueuedWrite(action=action, records=len(values), size=size))
+            self._waiting += size
+            self._newest = size or self._newest
             dropped = self._make_room()
             first_drop = dropped > 0 and not self._dropped
             self._dropped += dropped
@@ -181,13 +186,13 @@ class BackgroundSink:
         the record that already failed.
         """
         dropped = 0
-        while self._capacity is not None and self._waiting > self._capacity and len(self._jobs) > 1:
+        while self._capacity is not None and self._waiting > max(self._capacity, self._newest):
             if self._retrying and self._in_flight is not None:
                 dropped += self._in_flight.records
                 self._in_flight = None
                 continue
             oldest = self._jobs.popleft()
-            self._waiting -= oldest.values
+            self._waiting -= oldest.size
             dropped += oldest.records
         return dropped
 
@@ -203,7 +208,7 @@ class BackgroundSink:
                     return None
                 self._changed.wait()
             self._in_flight = self._jobs.popleft()
-            self._waiting -= self._in_flight.values
+            self._waiting -= self._in_flight.size
             return self._in_flight
 
     def _execute(self, job: _QueuedWrite) -> None:

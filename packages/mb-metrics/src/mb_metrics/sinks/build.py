@@ -1,6 +1,7 @@
 """Factories for the sinks, samplers and reductions of a `LoggerConfig`. Disabled back-ends are not imported."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -10,7 +11,7 @@ from mb_metrics.names import ITERATION_TIME, LOSS_SCALE, PERPLEXITY, WORLD_SIZE
 from mb_metrics.recorder.energy import EnergySampler
 from mb_metrics.recorder.memory_sampler import MemorySampler, memory_names
 from mb_metrics.recorder.recorded_steps import Reduction, Sampler
-from mb_metrics.sinks.background import CAPACITY, BackgroundSink
+from mb_metrics.sinks.background import BackgroundSink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.filter import FilterSink
 from mb_metrics.sinks.jsonl import JsonlSink
@@ -36,8 +37,8 @@ def build_sinks(  # noqa: PLR0913 - settings, each by name
     """Return the sinks for the one rank that writes: console, JSONL and the configured back-ends.
 
     Empty with `skip_train_metrics_log`. Console and JSONL write synchronously; TensorBoard, W&B, MLflow and Comet
-    write in the background, each with a queue of 10,000 steps. These four receive the groups that are enabled by the
-    `log_..._to_tensorboard` fields, every `tensorboard_log_interval` steps; JSONL receives every metric.
+    write in the background. These four receive the groups that are enabled by the `log_..._to_tensorboard` fields,
+    every `tensorboard_log_interval` steps; JSONL receives every metric.
 
     Args:
         config: The logging section.
@@ -63,11 +64,17 @@ def build_sinks(  # noqa: PLR0913 - settings, each by name
     sinks = _console_sinks(config, stream, print_evaluations=print_evaluations)
     if jsonl is not None:
         sinks.append(JsonlSink(jsonl, resume_step=resume_step, end_mark=end_mark))
-    keep, run_folder = _wanted_groups(config), None if folder is None else Path(folder)
-    trackers = _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config)
-    for capacity, sink in trackers:
-        filtered = FilterSink(sink, every=config.tensorboard_log_interval, keep=keep)
-        sinks.append(BackgroundSink(filtered, capacity=capacity, close_seconds=close_seconds))
+    run_folder = None if folder is None else Path(folder)
+    filtered = partial(FilterSink, every=config.tensorboard_log_interval, keep=_wanted_groups(config))
+    if config.tensorboard_dir is not None:
+        tensorboard = import_module("mb_metrics.sinks.tensorboard")
+        sink = tensorboard.TensorBoardSink(config.tensorboard_dir, resume_step=resume_step)
+        steps = config.tensorboard_queue_size
+        sinks.append(
+            BackgroundSink(filtered(sink), capacity=steps, counts="records", close_seconds=close_seconds)
+        )
+    for sink in _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config):
+        sinks.append(BackgroundSink(filtered(sink), close_seconds=close_seconds))
     return sinks
 
 
@@ -142,24 +149,17 @@ def _trackers(
     folder: Path | None,
     resume_step: int | None,
     run_config: Mapping[str, object] | None,
-) -> Iterator[tuple[int, Sink]]:
-    """Yield the sinks of the enabled back-ends, whose adapters are imported only then, and the steps that may wait."""
-    if config.tensorboard_dir is not None:
-        tensorboard = import_module("mb_metrics.sinks.tensorboard")
-        yield (
-            config.tensorboard_queue_size,
-            tensorboard.TensorBoardSink(config.tensorboard_dir, resume_step=resume_step),
-        )
+) -> Iterator[Sink]:
+    """Yield the sinks of the enabled trackers, whose adapters are imported only then."""
     for tracker, sink, project, settings in _tracker_settings(config, folder):
         if project:
-            opened = getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)(
+            yield getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)(
                 project,
                 run_file=None if folder is None else folder / f"{tracker}_run.json",
                 resume_step=resume_step,
                 config=run_config,
                 **settings,
             )
-            yield CAPACITY, opened
 
 
 def _tracker_settings(

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from mb_metrics import BaselineConfiguration, ReportTooLargeError, RunNotFoundError
 from mb_metrics.cli.app import ReportOptions, app
-from mb_metrics.cli.report import default_target, read_configuration
+from mb_metrics.cli.report import default_target, read_configuration, read_run_with_settings
 from mb_metrics.cli.watch import can_encode_braille
 from mb_schema.commands import exit_codes
 
@@ -68,6 +68,13 @@ def test_the_settings_of_a_run_and_the_differences_from_its_baseline(run):
     assert read_configuration(run).baseline is None
     (run / "run_config.yaml").unlink()
     assert read_configuration(run) is None
+
+
+def test_the_metrics_file_of_a_run_folder_has_the_settings_of_the_run(run):
+    (run / "events.jsonl").touch()
+    found = read_run_with_settings(run / "metrics.jsonl")
+    assert found.configuration == read_run_with_settings(run).configuration
+    assert found.configuration.settings["train.train_iters"] == 4
 
 
 def test_a_mapping_of_secrets_is_masked(run):

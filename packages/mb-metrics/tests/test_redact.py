@@ -1,7 +1,7 @@
 import pytest
 
 from mb_metrics import LoggerConfig, SinkFailure, hide_secrets
-from mb_metrics.redact import hide_in_text
+from mb_metrics.redact import hide_in_settings, hide_in_text
 from mb_schema.secrets import MASK, is_secret
 from mb_schema.value_types import MismatchError
 
@@ -88,3 +88,34 @@ def test_a_short_value_of_the_environment_is_no_secret(monkeypatch):
 
 def test_a_configuration_does_not_show_its_key():
     assert "abc" not in repr(LoggerConfig(comet_api_key="abc"))
+
+
+def test_secrets_are_hidden_in_the_text_of_a_settings_file():
+    text = """logger:
+  comet_api_key: s1 s1
+  "wandb_pat": 's2'
+  mlflow_tracking_uri: http://me:s3@host/x
+  eos_token: </s>
+  api_key: null
+  more: {lr: 0.1, password: s4, b: 2}
+  secret: |
+    s5
+
+    s5
+  name: sk-s6s6s6s6s6s6s6s6
+  credentials:
+    - s7
+  seed: 5"""
+    assert hide_in_settings(text).splitlines() == [
+        "logger:",
+        f"  comet_api_key: {MASK}",
+        f'  "wandb_pat": {MASK}',
+        f"  mlflow_tracking_uri: http://me:{MASK}@host/x",
+        "  eos_token: </s>",
+        "  api_key: null",
+        f"  more: {{lr: 0.1, password: {MASK}",
+        f"  secret: {MASK}",
+        f"  name: {MASK}",
+        f"  credentials: {MASK}",
+        "  seed: 5",
+    ]

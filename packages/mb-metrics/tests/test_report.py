@@ -456,6 +456,11 @@ def test_ticks_of_time_are_whole_units(seconds, expected):
     assert (found[0], len(found)) == (0, expected)
 
 
+def test_rates_are_medians(tmp_path):
+    rows = [{"step": step, "time": float(step), "throughput/mfu": step / 10} for step in range(1, 5)]
+    assert compute_run_statistics(read_run(write_run(tmp_path, rows)), now=NOW).mfu == 0.25
+
+
 def test_a_report_shows_no_secret_of_the_configuration_or_the_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "lm loss": 2.0}\n')
     (tmp_path / "log.txt").write_text("warning: OPENAI_API_KEY=c0ffee-in-clear is set\n")
@@ -466,6 +471,14 @@ def test_a_report_shows_no_secret_of_the_configuration_or_the_log(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "OPENAI_API_KEY" in page
     assert "Ring" in page
+    assert "c0ffee-in-clear" not in page
+
+
+def test_the_text_of_settings_that_are_not_parsed_shows_no_secret(tmp_path):
+    text = "logger:\n  comet_api_key: c0ffee-in-clear\n  wandb_project: gpt\n"
+    folder = write_run(tmp_path / "a", [{"step": 1, "time": 1.0, "lm loss": 2.0}], run_config__yaml=text)
+    page = report_html([read_run(folder)], now=2.0)
+    assert "wandb_project: gpt" in page
     assert "c0ffee-in-clear" not in page
 
 

@@ -1,11 +1,14 @@
 """Removal of keys and passwords from logs, reports and the settings passed to trackers."""
 
 import os
+import re
 from collections.abc import Mapping
 
 from mb_schema.secrets import MASK, is_secret, masked, masked_text
 
 _SHORTEST_SECRET = 6
+_NAME = re.compile(r"([\w.-]+)['\"]?\s*:(?=\s|$)")
+"""Name of a setting in YAML."""
 
 
 def hide_secrets(config: Mapping[str, object], *, prefix: str = "") -> dict[str, object]:
@@ -32,3 +35,21 @@ def hide_in_text(text: str) -> str:
         if len(value) >= _SHORTEST_SECRET and is_secret(name, value):
             text = text.replace(value, MASK)
     return text
+
+
+def hide_in_settings(text: str) -> str:
+    """Mask secrets in the text of a YAML file, to the end of the line and in the indented lines below it."""
+    lines: list[str] = []
+    hidden: int | None = None  # indentation of a secret that may have more lines
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if hidden is not None and (indent > hidden or not line.strip()):
+            continue
+        hidden = None
+        for match in _NAME.finditer(line):
+            value = line[match.end() :].strip()
+            if value != "null" and is_secret(match[1], value.strip("'\"") or "text"):
+                line, hidden = f"{line[: match.end()]} {masked(match[1], value or 'text')}", indent
+                break
+        lines.append(hide_in_text(line))
+    return "\n".join(lines)

@@ -15,7 +15,7 @@ from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
 from mb_metrics.report.run_history import RunConfiguration, RunHistory
-from mb_metrics.report.run_reader import RunReader, read_run, read_run_from_log
+from mb_metrics.report.run_reader import RunReader, folder_of_metrics, read_run, read_run_from_log
 from mb_metrics.report.run_settings import BaselineConfiguration, compare_configuration
 from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.server import ReportServer
@@ -66,7 +66,7 @@ def serve(runs: Sequence[Path], *, port: int, baselines: Baselines, metric_names
     readers = [
         RunReader(
             run,
-            configuration=read_configuration(run, baselines=baselines),
+            configuration=read_configuration(folder_of_metrics(run), baselines=baselines),
             metric_names=metric_names,
         )
         for run in runs
@@ -112,6 +112,7 @@ def read_run_with_settings(
         RunNotFoundError: there is no run at the path.
         MetricNotRecordedError: metrics were recorded, and none of a requested name.
     """
+    path = folder_of_metrics(path)
     configuration = read_configuration(path, baselines=baselines)
     run = read_run(path, configuration=configuration, metric_names=metric_names)
     run = _with_user_settings(run)

@@ -72,7 +72,7 @@ class RunHistory:
     total_steps: int | None
     configuration: RunConfiguration | None
     config_text: str | None
-    """Text of the configuration file, shown if its settings are not parsed."""
+    """Text of the configuration file with secrets masked, shown if its settings are not parsed."""
     warnings: tuple[str, ...]
     """Distinct warnings of the log."""
     notes: tuple[str, ...]

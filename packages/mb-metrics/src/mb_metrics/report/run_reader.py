@@ -12,7 +12,7 @@ from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION
 from mb_metrics.parse.log import LogFormat, ParsedLog, read_log, timed
 from mb_metrics.parse.log_lines import without_colours
 from mb_metrics.recorder.record import Evaluation, MetricsRow
-from mb_metrics.redact import hide_in_text
+from mb_metrics.redact import hide_in_settings, hide_in_text
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
 from mb_metrics.report.series import Series
@@ -66,7 +66,7 @@ def read_run_from_log(
     return _of_parsed(read_log(path, format=format), Path(path), metric_names or MetricNames())
 
 
-def _folder_of_metrics(path: Path) -> Path:
+def folder_of_metrics(path: Path) -> Path:
     """Return the run folder of a metrics file that is in one: it has the end of the run, settings and warnings."""
     return path.parent if path.name == METRICS and path.with_name(EVENTS).is_file() else path
 
@@ -121,7 +121,7 @@ class RunReader:
         configuration: RunConfiguration | None = None,
         metric_names: MetricNames | None = None,
     ) -> None:
-        self._path = _folder_of_metrics(Path(path))
+        self._path = folder_of_metrics(Path(path))
         self._metric_names = metric_names or MetricNames()
         self._is_single_file = self._path.is_file()
         if not self._is_single_file and not _has_run(self._path):
@@ -206,7 +206,7 @@ class RunReader:
             rows_are_intervals=False,
             total_steps=int(train_iters[1]) if train_iters else None,
             configuration=self._configuration,
-            config_text=text,
+            config_text=None if text is None else hide_in_settings(text),
             warnings=self._warnings.lines,
             notes=tuple(notes),
             closed=None if self._events else mark is not None,

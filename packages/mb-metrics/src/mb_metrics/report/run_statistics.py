@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Literal
 
 from mb_metrics import names
@@ -297,13 +297,13 @@ def _tokens_per_second(run: RunHistory, step: StepTimeStatistics | None, *, devi
     if tokens is None or steps is None or tokens.steps != steps.steps or step is None or not step.median:
         return _median(tokens)
     pairs = zip(tokens.values, steps.values, strict=True)
-    per_step = sorted(a / b for a, b in pairs if math.isfinite(a) and math.isfinite(b) and b > 0)
-    return per_step[len(per_step) // 2] / step.median if per_step else None
+    per_step = [a / b for a, b in pairs if math.isfinite(a) and math.isfinite(b) and b > 0]
+    return median(per_step) / step.median if per_step else None
 
 
 def _median(series: Series | None) -> float | None:
-    values = sorted(value for _, value in series.finite()) if series is not None else []
-    return values[len(values) // 2] if values else None
+    values = [value for _, value in series.finite()] if series is not None else []
+    return median(values) if values else None
 
 
 def _peaks(run: RunHistory) -> dict[str, float]:

@@ -69,3 +69,12 @@ def test_changed_code_names_both_sides_of_each_part_that_differs(tmp_path):
     )
     now = {"callbacks": ["mine.A"], "sinks": ["s"]}
     assert changed_code(events, now) == {"code.forward_step": (["f"], []), "code.sinks": ([], ["s"])}
+
+
+def test_the_last_row_may_be_longer_than_the_tail_that_is_read(tmp_path):
+    """As that of a step with the gradient norm of each parameter."""
+    norms = {f"l2_norm/grad/layers.{number}": 1.0 for number in range(3000)}
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps({"step": step, "time": 5.0, **norms}) + "\n" for step in (1, 2)))
+    assert metrics.stat().st_size > 2**17
+    assert read_last_step(metrics) == LastStep(step=2, time=5.0)

@@ -82,18 +82,24 @@ class LastStep:
 
 
 def read_last_step(metrics: str | Path, *, tail_bytes: int = 1 << 16) -> LastStep | None:
-    """Return the last complete row of a metrics file; None if there is none. Reads only the end of the file."""
+    """Return the last complete row of a metrics file; None if there is none.
+
+    Reads only the end of the file: `tail_bytes`, and twice as many until they contain a row.
+    """
     path = Path(metrics)
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - tail_bytes))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        row = parse_row(line)  # None: truncated by a kill
-        step = None if row is None else step_of_row(row)
-        if row is not None and step is not None and "time" in row:
-            return LastStep(step=step, time=time_of_row(row))
+        position = size = path.stat().st_size
+        while position:
+            position = max(0, size - tail_bytes)
+            file.seek(position)
+            for line in reversed(file.read().splitlines()):
+                row = parse_row(line)  # None: truncated by a kill, or by the beginning of the tail
+                step = None if row is None else step_of_row(row)
+                if row is not None and step is not None and "time" in row:
+                    return LastStep(step=step, time=time_of_row(row))
+            tail_bytes *= 2
     return None
 
 

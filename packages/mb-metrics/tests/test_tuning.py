@@ -1,5 +1,6 @@
 """Search for the fastest settings, with runs whose times are known."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,18 @@ def test_the_time_ends_the_search_and_the_rest_is_named():
     assert table(found).splitlines()[-1] == (
         "not tried, the time is over: size=4; size=8; workers=0; workers=4"
     )
+
+
+def test_a_setting_whose_losses_become_nan_is_not_kept():
+    machine = Machine({"workers=4": 0.5}, losses={"workers=4": (5.0, math.nan)})
+    found = searched(machine, Switch(name="workers", alternatives=(("workers=4",),)))
+    assert (found.kept, found.trials[1].outcome) == ((), "other losses (nan% apart)")
+
+
+def test_the_step_time_of_a_trial_is_its_median():
+    run = replace(BASE, step_times=(1.0, 2.0, 3.0, 9.0))
+    found = search([], lambda overrides, number: run, seconds=1.0)
+    assert table(found).splitlines()[1].split()[2] == "2500.0"
 
 
 def test_a_base_that_fails_is_an_error():

@@ -6,10 +6,12 @@ of memory, and any other failure, is the result of a trial and does not end the 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from mb_metrics.bench.command import BenchRunError
 from mb_metrics.bench.result import BenchResult
@@ -163,14 +165,14 @@ def failure(error: BenchRunError) -> str:
 
 
 def difference(result: BenchResult, base: BenchResult) -> float:
-    """Return the largest relative difference of the losses of two runs."""
+    """Return the largest relative difference of the losses of two runs; NaN if one of them is NaN."""
     pairs = zip(result.losses, base.losses, strict=False)
-    return max((abs(loss - of_base) / max(abs(of_base), 1e-12) for loss, of_base in pairs), default=0.0)
+    differences = [abs(loss - of_base) / max(abs(of_base), 1e-12) for loss, of_base in pairs]
+    return math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
 
 
 def _median(result: BenchResult) -> float:
-    times = sorted(result.step_times)
-    return times[len(times) // 2]
+    return median(result.step_times)
 
 
 def _add(result: Search, trial: Trial, log: Callable[[Trial], object]) -> None:

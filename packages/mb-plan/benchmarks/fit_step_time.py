@@ -8,23 +8,28 @@
 The sum of the errors' Huber losses, of the logarithm of predicted to published time, is minimized by the method of
 Levenberg and Marquardt in the logarithms of the coefficients, with a weak pull to what is expected of each, and in that
 of a factor for each GPU, of the time of products. Errors are those of models left out of the fit, one after the other,
-with all their runs; the same is done with releases and with GPUs.
+with all their runs; the same is done with releases and with GPUs. Runs with "fitted": false are in no fit: they only
+judge it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mb_plan.time.published import PublishedRun, published_runs
-from mb_plan.time.step import PRODUCTS, TERMS, step_terms
+from mb_plan.shape.model_shape import ModelShape, read_shape
+from mb_plan.time.gpus import GPU_SPEEDS
+from mb_plan.time.prediction import kind_of
+from mb_plan.time.step import PRODUCTS, TERMS, StepSettings, step_terms
 
+RUNS = Path(__file__).with_name("published_runs.json")
 FILE = Path(__file__).parents[1] / "src" / "mb_plan" / "time" / "fit.json"
 EXPECTED = {
     "bf16": (1.1, 1.3, 1.5),
@@ -38,6 +43,7 @@ EXPECTED = {
     "replays": (0.2, 1.0, 5.0),
     "tensor": (0.02, 0.5, 2.0),
     "routing": (0.2, 1.0, 4.0),
+    "waits": (0.2, 1.0, 8.0),
     "gradients": (0.02, 0.5, 1.5),
 }
 """Lowest, expected and highest coefficient. Large products reach 65 to 90 % of the peak in BF16, less in eight and four
@@ -55,12 +61,100 @@ HUBER = 0.15
 STEPS = 200
 
 
+_UNPUBLISHED = {"add_bias_linear": False, "position_embedding_type": "rope"}
+"""Fields of all published models, unless "models" has others."""
+_LAYOUT = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """A run with its published speed."""
+
+    row: Mapping[str, Any]
+    """The published row, with "gpu", "format", and what its recipe sets: "graphs", "dispatcher", "recomputed"."""
+    model: Mapping[str, Any]
+    """Megatron's fields of the model, with the layout of the run."""
+
+    @property
+    def fitted(self) -> bool:
+        """The run is in the fit, not kept back to judge it."""
+        return bool(self.row.get("fitted", True))
+
+    @property
+    def family(self) -> str:
+        """Name of the model without a remark in parentheses."""
+        return str(self.row["model"]).partition(" (")[0]
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """GPU, precision, and kind of model."""
+        return self.row["gpu"], self.row["format"], kind_of(self.shape, frozen=self.settings.frozen)
+
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model and its layout."""
+        return read_shape(self.model)
+
+    @property
+    def settings(self) -> StepSettings:
+        """What determines the time of a step besides the sizes."""
+        row = self.row
+        replicas = row["gpus"] // (row["tp"] * row["pp"] * row["cp"])
+        return StepSettings(
+            gpu=GPU_SPEEDS[row["gpu"]],
+            precision=row["format"],
+            seq_length=row["seq_length"],
+            micro_batch_size=row["micro_batch_size"],
+            microbatches=max(1, row["global_batch_size"] // (replicas * row["micro_batch_size"])),
+            replicas=replicas,
+            graphs="step" if row["graphs"] == "step" else tuple(row["graphs"]),
+            dispatcher=row.get("dispatcher", "alltoall"),
+            recomputed=tuple(row.get("recomputed", ())),
+            bf16_layers=tuple(row.get("bf16_layers", (0, 0))),
+            fused_experts=row.get("fused_experts", False),
+            fsdp=bool(row["fsdp"]),
+            frozen=row["task"] == "lora",
+        )
+
+    @property
+    def step_seconds(self) -> float:
+        """Published time of a step."""
+        row = self.row
+        tokens: int = row["global_batch_size"] * row["seq_length"]
+        speed: float = row["gpus"] * row["tokens_per_second_per_gpu"]
+        return tokens / speed
+
+
+@cache
+def published_data() -> Mapping[str, Any]:
+    """Return the file: "source", "models" by name, "runs", and "left_out" with reasons."""
+    found: dict[str, Any] = json.loads(RUNS.read_text(encoding="utf-8"))
+    return found
+
+
+def published_runs() -> Iterator[PublishedRun]:
+    """Yield the runs of models whose sizes are known."""
+    data = published_data()
+    for row in data["runs"]:
+        if row["model"] in data["left_out"] or "left_out" in row:
+            continue
+        layout = {field: row[name] or 1 for name, field in _LAYOUT.items()}
+        yield PublishedRun(row=row, model={**_UNPUBLISHED, **data["models"][row["model"]], **layout})
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Terms of a run in units of its published time, in the order of `TERMS`, and its GPU."""
+    """Terms of a run in units of its published time, in the order of `TERMS`, its GPU, and if it is in the fit."""
 
     terms: Sequence[float]
     gpu: str
+    fitted: bool = True
 
     def parts(self, found: Coefficients) -> list[float]:
         """Return the time of each term with its coefficient and the factor of the GPU."""
@@ -86,11 +180,12 @@ class Coefficients:
 def row_of(run: PublishedRun) -> Row:
     """Return the terms of a run."""
     total = step_terms(run.shape, run.settings).total
-    return Row([total[name] / run.step_seconds for name in TERMS], run.row["gpu"])
+    return Row([total[name] / run.step_seconds for name in TERMS], run.row["gpu"], run.fitted)
 
 
 def fit(rows: Sequence[Row]) -> Coefficients:
-    """Return the coefficients for some runs."""
+    """Return the coefficients for those of some runs that are in the fit."""
+    rows = [row for row in rows if row.fitted]
     gpus = sorted({row.gpu for row in rows})
     bounds = [*EXPECTED.values(), *([GPU_FACTOR] * len(gpus))]
     low, prior, high = ([log(bound[at]) for bound in bounds] for at in range(3))
@@ -194,12 +289,12 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
     }
 
 
-TAIL = {"model": 0.04, "release": 0.04, "gpu": 0.025}
-"""Fraction of the errors on each side of a range of nine of ten, by what is left out. It is less than 5 %, because the
-errors of one model or GPU are similar, and those of the next further off. `coverage` measures what that gives."""
+TAIL = 0.035
+"""Fraction of the errors on each side of a range of nine of ten. It is less than 5 %, because the errors of one model
+or GPU are similar, and those of the next further off. `coverage` measures what that gives."""
 
 
-def throughput_range(errors: Sequence[float], tail: float) -> tuple[float, float]:
+def throughput_range(errors: Sequence[float], tail: float = TAIL) -> tuple[float, float]:
     """Return the range of published to predicted throughput without a fraction on each side, less one run."""
     ratios = sorted(1 / (1 + error) for error in errors)
     outside = int(tail * (len(ratios) + 1))
@@ -211,15 +306,13 @@ def widest(*ranges: tuple[float, float]) -> tuple[float, float]:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def group_range(
-    group: object, groups: Sequence[object], errors: Sequence[float], tail: float
-) -> tuple[float, float]:
+def group_range(group: object, groups: Sequence[object], errors: Sequence[float]) -> tuple[float, float]:
     """Return the range of a group: that of all runs, or wider if its own errors are."""
     own = [error for other, error in zip(groups, errors, strict=True) if other == group]
-    return widest(throughput_range(errors, tail), *([throughput_range(own, tail)] if own else []))
+    return widest(throughput_range(errors), *([throughput_range(own)] if own else []))
 
 
-def coverage(keys: Sequence[object], groups: Sequence[object], errors: Sequence[float], tail: float) -> float:
+def coverage(keys: Sequence[object], groups: Sequence[object], errors: Sequence[float]) -> float:
     """Return the fraction of runs within a range that is made from the errors of runs with other keys."""
     held = 0
     for key in set(keys):
@@ -227,7 +320,7 @@ def coverage(keys: Sequence[object], groups: Sequence[object], errors: Sequence[
         seen = [groups[at] for at in others], [errors[at] for at in others]
         for at, own in enumerate(keys):
             if own == key:
-                low, high = group_range(groups[at], *seen, tail)
+                low, high = group_range(groups[at], *seen)
                 held += low <= 1 / (1 + errors[at]) <= high
     return round(held / len(keys), 4)
 
@@ -251,21 +344,18 @@ def result() -> tuple[dict[str, Any], list[PublishedRun], list[float]]:
         group: [error for other, error in zip(groups, unseen, strict=True) if other == group]
         for group in sorted(set(groups))
     }
-    families = {
-        family: summary([error for run, error in zip(runs, unseen, strict=True) if run.family == family])
-        for family in sorted({run.family for run in runs})
-    }
     releases = sorted({run.row["release"] for run in runs})
     content: dict[str, Any] = {
         "coefficients": {name: round(c, 4) for name, c in zip(TERMS, found.terms, strict=True)},
         "gpu_factors": {gpu: round(factor, 4) for gpu, factor in found.factors.items()},
         "runs": len(runs),
+        "fitted_runs": sum(run.fitted for run in runs),
         "releases": [releases[0], releases[-1]],
         "errors": {
             **{f"{name}_left_out": summary(values) for name, values in errors.items()},
-            "all_runs": summary([1 / exp(row.error(found)) - 1 for row in rows]),
+            "fitted": summary([1 / exp(row.error(found)) - 1 for row in rows if row.fitted]),
+            "kept_back": summary([1 / exp(row.error(found)) - 1 for row in rows if not row.fitted]),
         },
-        "errors_by_model_left_out": families,
         "errors_by_group": [
             {
                 "gpu": group[0],
@@ -273,14 +363,13 @@ def result() -> tuple[dict[str, Any], list[PublishedRun], list[float]]:
                 "kind": group[2],
                 "runs": len(own),
                 **summary(own),
-                "range": [round(bound, 4) for bound in group_range(group, groups, unseen, TAIL["model"])],
+                "range": [round(bound, 4) for bound in group_range(group, groups, unseen)],
             }
             for group, own in by_group.items()
         ],
-        "unseen_range": [round(bound, 4) for bound in throughput_range(errors["gpu"], TAIL["gpu"])],
+        "unseen_range": [round(bound, 4) for bound in throughput_range(errors["gpu"])],
         "in_range": {
-            name: coverage([key(run) for run in runs], groups, errors[name], TAIL[name])
-            for name, key in LEFT_OUT.items()
+            name: coverage([key(run) for run in runs], groups, errors[name]) for name, key in LEFT_OUT.items()
         },
     }
     return content, runs, unseen

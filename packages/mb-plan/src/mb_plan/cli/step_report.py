@@ -67,15 +67,8 @@ def print_fitting(point: SweptPoint | None) -> None:
     text = f"{point.plan.needed_bytes / 2**30:,.2f} GiB"
     if point.prediction is not None:
         text += f", {duration(point.prediction.step_seconds)} a step"
-    uncounted = [
-        name
-        for path, name in (
-            ("optimizer.optimizer_cpu_offload", "the optimizer's step on the host"),
-            ("model.recompute_modules", "the recomputation of modules"),
-        )
-        if path in point.values
-    ]
-    print(f"{'':17}{text}" + (f" and {' and '.join(uncounted)}" if uncounted else ""))
+    hosted = "optimizer.optimizer_cpu_offload" in point.values
+    print(f"{'':17}{text}" + (" and the optimizer's step on the host" if hosted else ""))
 
 
 def bars(prediction: Prediction) -> Iterator[str]:

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mb_plan.errors import PlanError
+from mb_plan.memory.activations import SELECTIVE_DEFAULT
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
-from mb_plan.shape.fields import read_field
+from mb_plan.shape.fields import as_word, read_field
+from mb_plan.shape.model_shape import ModelShape
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.published import kind_of, trained_formats
 from mb_plan.time.step import (
     TERMS,
+    Dispatcher,
     Graphs,
     StepSettings,
     StepTerms,
@@ -20,13 +22,13 @@ from mb_plan.time.step import (
     fitted,
     step_terms,
 )
+from mb_plan.time.work import CAPTURED
 
 SECONDS_PER_DAY = 86_400
 PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
 """Field of a run's first event."""
 WAITING = "waiting"
 """Part of a step in which pipeline stages wait for each other."""
-_GRAPHS: Mapping[str, Graphs] = {"transformer_engine": "modules", "full_iteration": "step"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +177,44 @@ def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> S
         micro_batch_size=read_field(sections.get("train"), "micro_batch_size") or 1,
         microbatches=plan.num_microbatches,
         replicas=plan.data_parallel_size,
-        graphs=_GRAPHS.get(str(read_field(model, "cuda_graph_impl")), "none"),
+        graphs=_graphs(model),
+        dispatcher=_dispatcher(model),
+        bf16_layers=_bf16_layers(model),
         fused_experts=bool(read_field(model, "use_transformer_engine_op_fuser", False)),
         fsdp=bool(read_field(sections.get("ddp"), "use_megatron_fsdp", False)),
         frozen=sections.get("peft") is not None,
-        recomputed=read_field(model, "recompute_granularity") == "full",
+        recomputed=_recomputed(model),
     )
+
+
+def _graphs(model: Any) -> Graphs:
+    """Return the modules in CUDA graphs; Megatron takes all of a layer if none are named."""
+    impl = as_word(read_field(model, "cuda_graph_impl")) or "none"
+    modules = read_field(model, "cuda_graph_modules") or read_field(model, "cuda_graph_scope") or ()
+    names = tuple(str(as_word(name)) for name in ([modules] if isinstance(modules, str) else modules))
+    if impl == "full_iteration" or "full_iteration" in names:
+        return "step"
+    return () if impl == "none" else names or tuple(CAPTURED)
+
+
+def _dispatcher(model: Any) -> Dispatcher:
+    if read_field(model, "moe_token_dispatcher_type") != "flex":
+        return "alltoall" if read_field(model, "moe_token_dispatcher_type") == "alltoall" else "allgather"
+    return "hybridep" if read_field(model, "moe_flex_dispatcher_backend") == "hybridep" else "deepep"
+
+
+def _bf16_layers(model: Any) -> tuple[int, int]:
+    if not read_field(model, "first_last_layers_bf16", False):
+        return 0, 0
+    first, last = "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"
+    return read_field(model, first, 1), read_field(model, last, 1)
+
+
+def _recomputed(model: Any) -> Literal["all"] | tuple[str, ...]:
+    granularity = read_field(model, "recompute_granularity")
+    if granularity == "selective":
+        return tuple(read_field(model, "recompute_modules") or SELECTIVE_DEFAULT)
+    return "all" if granularity == "full" else ()
 
 
 def _precision(model: Any) -> Literal["bf16", "fp8", "fp4"]:
@@ -202,6 +236,15 @@ def _parts(terms: StepTerms, coefficients: Mapping[str, float]) -> dict[str, flo
     }
     one = sum(coefficients[name] * value for name, value in terms.microbatch.items())
     return {name: value for name, value in {**busy, WAITING: terms.waiting * one}.items() if value}
+
+
+def kind_of(shape: ModelShape, *, frozen: bool = False) -> str:
+    """Return the kind of a model that the published runs distinguish: dense, with experts, hybrid, or with adapters."""
+    if frozen:
+        return "with adapters"
+    if shape.pattern is not None:
+        return "hybrid"
+    return "dense" if shape.experts is None else "with experts"
 
 
 def _published_error(gpu: str, precision: str, kind: str) -> tuple[UnseenRunErrors, tuple[float, float]]:
@@ -229,20 +272,18 @@ def _published_error(gpu: str, precision: str, kind: str) -> tuple[UnseenRunErro
 
 
 def _extrapolated(gpu: str, precision: str, kind: str) -> str:
-    known = trained_formats()
+    known = [(group["gpu"], group["precision"], group["kind"]) for group in fitted()["errors_by_group"]]
     if (gpu, precision, kind) in known:
         return ""
     kinds = sorted({other for name, form, other in known if (name, form) == (gpu, precision)})
     if kinds:
         return f"no published run of a model that is {kind} on {gpu} in {precision}, only {', '.join(kinds)}"
-    on = sorted({form for name, form, _ in known if name == gpu})
+    on = list(dict.fromkeys(form for name, form, _ in known if name == gpu))
     return f"no published run on {gpu} in {precision}" + (f", only in {', '.join(on)}" if on else "")
 
 
 def _notes(model: Any) -> list[str]:
     notes = []
-    if read_field(model, "recompute_granularity") == "selective":
-        notes.append("recomputation of selected modules is not in the predicted time")
     if read_field(model, "attn_logit_softcapping") is not None:
         notes.append("attention is predicted as fused, and with a soft cap it is not, so that it is slower")
     if read_field(model, "overlap_moe_expert_parallel_comm", False):

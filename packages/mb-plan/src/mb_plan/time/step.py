@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -17,27 +17,31 @@ from mb_plan.shape.model_shape import ModelShape
 from mb_plan.time.gpus import GpuSpeed
 from mb_plan.time.work import BYTES, Batch, Work, model_work
 
-Graphs = Literal["none", "modules", "step"]
-"""CUDA graphs: none, of modules of a layer, or of the whole step."""
+Graphs = Literal["step"] | tuple[str, ...]
+"""CUDA graphs: of the whole step, or of modules of a layer, with Megatron's names; empty: none."""
+Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
+"""How tokens are sent to experts."""
 
 TERMS: Mapping[str, str] = {
     "bf16": "products in BF16, the output layer among them",
     "fp8": "products in FP8 and MXFP8",
     "fp4": "products in NVFP4",
     "experts": "grouped products of experts",
-    "attention": "attention without projections, and Mamba's scan",
+    "attention": "attention without projections: its products and exponentials",
     "memory": "norms, activations, conversions, the update of weights: bytes at the speed of the memory",
     "scan": "Mamba's convolution and scan: bytes at the speed of the memory",
     "launches": "kernels that the host launches one by one",
     "replays": "kernels in CUDA graphs",
     "tensor": "tensor and context parallelism",
     "routing": "tokens sent to experts",
+    "waits": "waits of the host for the GPU, to know how many tokens each expert has",
     "gradients": "gradients and weights of replicas, and pipeline stages",
 }
 """Name of each term to what it contains."""
 PRODUCTS = ("bf16", "fp8", "fp4", "experts")
 """Terms whose speed relative to the data sheet differs between GPUs: their coefficients have a factor for each GPU."""
 MICROSECOND = 1e-6
+MILLISECOND = 1e-3
 RECOMPUTED = (
     "bf16",
     "fp8",
@@ -68,15 +72,18 @@ class StepSettings:
     """Per step and replica."""
     replicas: int
     """Data-parallel size."""
-    graphs: Graphs = "none"
+    graphs: Graphs = ()
+    dispatcher: Dispatcher = "alltoall"
+    bf16_layers: tuple[int, int] = (0, 0)
+    """Layers at the start and at the end that are computed in BF16."""
     fused_experts: bool = False
     """Experts are computed by Transformer Engine's fused kernels (`use_transformer_engine_op_fuser`)."""
     fsdp: bool = False
     """Weights are sharded over the replicas and gathered for each microbatch."""
     frozen: bool = False
     """Only adapters are trained."""
-    recomputed: bool = False
-    """Layers are computed a second time in the backward pass (`recompute_granularity=full`)."""
+    recomputed: Literal["all"] | tuple[str, ...] = ()
+    """Modules that are computed a second time in the backward pass; "all": the whole layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,25 +121,32 @@ def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
         quantised=settings.precision != "bf16",
         fused=settings.fused_experts,
         passes=2.0 if settings.frozen else 3.0,
+        dispatcher=settings.dispatcher,
+        domain=gpu.nvlink_gpus,
+        captured=() if settings.graphs == "step" else settings.graphs,
+        recomputed=() if settings.recomputed == "all" else settings.recomputed,
     )
-    work = model_work(shape, batch)
+    bf16 = replace(batch, peak=gpu.bf16, quantised=False)
+    work = model_work(shape, batch, bf16, settings.bf16_layers)
     world = settings.replicas * shape.tp * shape.pp * shape.cp
-    replayed = {"none": 0.0, "modules": work.captured, "step": work.kernels}[settings.graphs]
+    replayed = work.kernels if settings.graphs == "step" else work.captured
     stages = 2 * shape.vp * BYTES * tokens * shape.hidden / shape.tp if shape.pp > 1 else 0.0
     terms = {
-        "bf16": work.head / gpu.bf16,
+        "bf16": work.dense + work.head / gpu.bf16,
         "experts": work.grouped,
-        "attention": work.attention / gpu.bf16,
+        "attention": (work.attention + work.chunks) / gpu.bf16 + work.exponentials / gpu.exponentials,
         "memory": work.moved / gpu.memory,
         "scan": work.scanned / gpu.memory,
         "launches": (work.kernels - replayed) * MICROSECOND,
         "replays": replayed * MICROSECOND,
         "tensor": work.tensor / _speed(gpu, shape.tp) + work.context / _speed(gpu, shape.tp * shape.cp),
-        "routing": work.routed / _routing_speed(gpu, shape.ep),
+        "routing": max(work.routed / gpu.nvlink, work.routed_away / gpu.network),
+        "waits": 0.0 if settings.graphs == "step" else work.waits * MILLISECOND,
         "gradients": stages / _speed(gpu, world),
     }
-    terms[settings.precision] = terms.get(settings.precision, 0.0) + work.dense
-    if settings.recomputed:
+    if settings.precision != "bf16":
+        terms[settings.precision] = work.quantised
+    if settings.recomputed == "all":
         terms |= {name: 4 / 3 * terms[name] for name in RECOMPUTED if name in terms}
     return StepTerms(
         microbatch=terms,
@@ -148,14 +162,6 @@ def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
 def _speed(gpu: GpuSpeed, ranks: int) -> float:
     """Return the bytes/s within a group of neighbouring ranks."""
     return gpu.nvlink if ranks <= gpu.nvlink_gpus else gpu.network
-
-
-def _routing_speed(gpu: GpuSpeed, ranks: int) -> float:
-    """Return the bytes/s of an exchange between all ranks of a group."""
-    if ranks <= gpu.nvlink_gpus:
-        return gpu.nvlink
-    away = 1 - gpu.nvlink_gpus / ranks
-    return 1 / (away / gpu.network + (1 - away) / gpu.nvlink)
 
 
 def _replica_time(work: Work, shape: ModelShape, settings: StepSettings, world: int) -> float:

@@ -267,9 +267,8 @@ def part_work(shape: ModelShape, batch: Batch, letter: str) -> Work:
     _COUNT[letter](part)
     if letter != EXPERTS:  # their exchange is the routing
         part.exchange()
-    part.work.captured = KERNELS[letter] * sum(
-        CAPTURED.get(module, {}).get(letter, 0.0) for module in batch.captured
-    )
+    captured = sum(CAPTURED.get(module, {}).get(letter, 0.0) for module in batch.captured)
+    part.work.captured = KERNELS[letter] * min(1.0, captured)
     part.work.kernels = KERNELS[letter]
     if letter == EXPERTS:
         part.work.kernels += KERNELS_OF_EXPERT * experts_of(shape).number / shape.ep

@@ -77,7 +77,6 @@ def test_the_best_checkpoint_needs_saves_after_evaluations():
     [
         ("save", None, "async_save"),
         ("ckpt_format", "torch", "async_save"),
-        ("ckpt_format", "fsdp_dtensor", "fully_parallel_load"),
     ],
 )
 def test_what_a_recipe_saves_in_the_background_gives_way_to_settings_of_the_user(field, value, changed):

@@ -599,3 +599,21 @@ def objects_next_to_a_group_of_devices():
     values = gather_in(dist.get_rank(), group)
     opened = host_group(group)
     return values, opened is not group, host_group(group) is opened, host_group() is dist.group.WORLD
+
+
+def files_read_by_load(shape, section):
+    """Load into a new run; return how often this rank opened each file of a checkpoint, by its name."""
+    import sys
+    from collections import Counter
+    from pathlib import Path
+
+    run, opened = new_run({"seed": 99, **shape}, **section), Counter()
+
+    def count(event, arguments):
+        if event == "open" and isinstance(arguments[0], str) and "/iter_" in arguments[0]:
+            opened[Path(arguments[0]).name] += 1
+
+    sys.addaudithook(count)
+    run.load()
+    found = dict(opened)
+    return found, run.fingerprint()

@@ -136,6 +136,16 @@ def test_several_readers_share_the_bytes():
     assert shares == [[50, 10], [30, 20]]
 
 
+def test_ranks_that_saved_get_their_own_files_up_to_twice_the_mean():
+    files = (entry("__0_0.distcp", 50), entry("__1_0.distcp", 40), entry("__1_1.distcp", 30), entry("a", 5))
+    saved = Manifest(step=1, files=files, layout={"world_size": 2})
+    by_two = [[each.name for each in files_of_rank(saved, rank=rank, world_size=2)] for rank in range(2)]
+    assert by_two == [["__0_0.distcp", "a"], ["__1_0.distcp", "__1_1.distcp"]]
+    of_one = Manifest(step=1, files=files[1:3], layout={"world_size": 3})
+    shares = [[each.size for each in files_of_rank(of_one, rank=rank, world_size=3)] for rank in range(3)]
+    assert shares == [[30], [40], []]
+
+
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(1, 9))
 def test_each_file_goes_to_the_reader_with_the_fewest_bytes(sizes, world_size):
     """As the obvious search over all readers finds it, the largest files first."""

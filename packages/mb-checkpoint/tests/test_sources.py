@@ -160,12 +160,12 @@ def test_a_position_that_one_rank_cannot_save_fails_the_save_on_all(two_ranks, t
 
 
 @pytest.mark.parametrize("shards", [False, True], ids=["torch_dist", "fsdp_dtensor"])
-def test_a_checkpoint_that_one_rank_cannot_read_is_an_error_on_all(two_ranks, tmp_path, shards):
+def test_a_checkpoint_that_rank_0_cannot_read_is_an_error_on_all(two_ranks, tmp_path, shards):
     folder = two_ranks.run(tiny_work.save_steps, tmp_path, [10], {}, {})[0][0]
     found = two_ranks.run(error_of, tiny_work.read_missing_contents, str(tmp_path / folder), shards)
     for kind, message, is_os_error in found:
         assert (kind, is_os_error) == ("CheckpointReadError", True)
-        assert re.search(r"could not be read \(rank 1: .*gone.*\), and nothing was changed", message)
+        assert re.search(r"could not be read \(rank 0: .*gone.*\), and nothing was changed", message)
 
 
 def test_modules_with_separate_ranks_are_recorded_separately(two_ranks, tmp_path):

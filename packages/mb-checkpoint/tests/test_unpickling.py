@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StoragePrefix
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import (
     BytesIOWriteData,
@@ -24,7 +24,7 @@ from mb_checkpoint import UnsafeCheckpointError, list_checkpoints
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import DataloaderStateError
 from mb_checkpoint.formats.trust import is_trusted, trusted
-from mb_checkpoint.formats.unpickling import load_object, read_metadata, weights_only
+from mb_checkpoint.formats.unpickling import load_object, read_metadata, shared_index, weights_only
 from mb_checkpoint.load.load import trusted_folders
 from mb_checkpoint.load.select import find_problems, read_tensor_index
 from mb_checkpoint.megatron.shards import read_entries, read_index
@@ -207,3 +207,19 @@ def test_a_position_that_could_not_be_read_back_is_not_stored(checkpoint, marker
     (checkpoint / position_file_name(0)).write_bytes(content)
     assert read_dataloader_state(checkpoint, dp_rank=0)["read"] == 3
     assert encode_position(Loader(Payload(marker)), trust=True)
+
+
+def test_an_index_that_one_rank_has_read_replaces_the_file(checkpoint, marker):
+    content = (checkpoint / ".metadata").read_bytes()
+    (checkpoint / ".metadata").unlink()
+    with shared_index(checkpoint, content), weights_only(checkpoint):
+        assert read_metadata(checkpoint) is FileSystemReader(checkpoint).read_metadata()
+        assert read_entries(checkpoint, {"counters": None}) == {"counters": "two"}
+    with pytest.raises(FileNotFoundError):
+        read_metadata(checkpoint)
+    with (
+        pytest.raises(UnsafeCheckpointError),
+        shared_index(checkpoint, pickle.dumps(Payload(marker))),
+    ):
+        pass
+    assert not marker.exists()

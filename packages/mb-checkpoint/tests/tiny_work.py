@@ -109,12 +109,12 @@ class Loader:
 
 
 def read_missing_contents(folder, shards):
-    """Read the contents of a checkpoint that the second rank does not find."""
+    """Read the contents of a checkpoint that rank 0 does not find."""
     import torch.distributed as dist
 
     from mb_checkpoint.formats.metadata import read_contents
 
-    read_contents(Path(folder) / ("gone" * dist.get_rank()), shards=shards)
+    read_contents(Path(folder) / ("" if dist.get_rank() else "gone"), shards=shards)
 
 
 def rewrite_manifest(path):

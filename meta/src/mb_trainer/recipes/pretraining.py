@@ -81,7 +81,6 @@ def pretraining(
             most_recent_k=3,
             async_save=True,
             ckpt_assume_constant_structure=True,
-            fully_parallel_load=True,
         ),
         mixed_precision="bf16_mixed",
         comm_overlap=overlap,

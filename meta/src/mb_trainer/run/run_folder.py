@@ -24,6 +24,7 @@ NOT_SETTINGS = frozenset(
         "checkpoint.load",
         "checkpoint.ckpt_step",
         "checkpoint.trust",
+        "checkpoint.fully_parallel_load",
         "tensor_inspect.allow_custom_feature_dirs",
         "logger.tensorboard_dir",
         "comm_overlap.data_parallel_size",
@@ -35,8 +36,8 @@ NOT_SETTINGS = frozenset(
         *(f"inprocess_restart.{field.name}" for field in fields(InProcessRestartConfig)),
     }
 )
-"""Fields derived from the folder, the machine or a resume, consents, the start and the end of a run, restarts, and
-evaluation-only mode; they do not make two runs different.
+"""Fields derived from the folder, the machine or a resume, consents, how files are read, the start and the end of a
+run, restarts, and evaluation-only mode; they do not make two runs different.
 """
 
 PATH_FIELDS: tuple[str, ...] = (

@@ -129,10 +129,30 @@ def read_on_all_ranks(path: Path, read: Callable[[], T], *, after: str = "nothin
     try:
         return on_every_rank(read)
     except RanksFailedError as error:
-        raise CheckpointReadError(
-            f"{path}: could not be read ({error}), and {after}. See that every rank reaches the folder, look at it "
-            "with verify_checkpoint, or load another checkpoint."
-        ) from error
+        raise _read_error(path, str(error), after) from error
+
+
+def read_for_all_ranks(path: Path, read: Callable[[], T]) -> T:
+    """Read on rank 0, and return the result on all ranks. Collective.
+
+    Raises:
+        CheckpointReadError: Rank 0 could not read it.
+    """
+
+    def attempt() -> T:
+        try:
+            return read()
+        except Exception as error:
+            raise _read_error(path, f"rank 0: {cause_of(error)}", "nothing was changed") from error
+
+    return on_rank_zero(attempt)
+
+
+def _read_error(path: Path, causes: str, after: str) -> CheckpointReadError:
+    return CheckpointReadError(
+        f"{path}: could not be read ({causes}), and {after}. See that every rank reaches the folder, look at it "
+        "with verify_checkpoint, or load another checkpoint."
+    )
 
 
 def any_rank(flag: bool) -> bool:

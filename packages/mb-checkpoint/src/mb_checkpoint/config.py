@@ -145,8 +145,9 @@ class CheckpointConfig(StrictFields):
     are compared beforehand in any case."""
     ckpt_load_validate_sharding_integrity: bool = True
     """Check on load that the ranks together request each piece exactly once."""
-    fully_parallel_load: bool = False
-    """Distribute the reading over the data-parallel ranks, which then exchange the tensors."""
+    fully_parallel_load: bool | None = None
+    """Distribute the reading over the data-parallel ranks, which then exchange the tensors; false lets each of them
+    read all. None: true, except in the fsdp_dtensor layout, where each rank has tensors of its own."""
     ckpt_fully_parallel_load_exchange_algo: Literal["broadcast", "gather_rounds", "gather_object"] = (
         "broadcast"
     )

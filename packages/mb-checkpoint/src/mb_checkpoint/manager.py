@@ -135,10 +135,11 @@ class DefaultCheckpointManager:
         """Load; return step and FLOPs, (0, 0) unless a run was resumed. Collective; raises as `load_checkpoint`."""
         local = self._local_store(ctx.pg_collection)
         self.loaded = load_with_storage(self._mirror, lambda: load_checkpoint(ctx, self._config, local=local))
-        if self.loaded.path is not None and self._config.verify_integrity:
-            self._verified.trust(self.loaded.path)
-        for damaged in self.loaded.skipped:
-            self._verified.distrust(damaged.path, damaged.reason)
+        if dist.get_rank() == 0:  # which deletes old checkpoints
+            if self.loaded.path is not None and self._config.verify_integrity:
+                self._verified.trust(self.loaded.path)
+            for damaged in self.loaded.skipped:
+                self._verified.distrust(damaged.path, damaged.reason)
         return self.loaded.step, self.loaded.floating_point_operations_so_far
 
     def finalize_async_saves(

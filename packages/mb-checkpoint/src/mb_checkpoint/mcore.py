@@ -14,8 +14,6 @@ from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.serialization import load_common_state_dict
-from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import verify_checkpoint
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import (
@@ -39,6 +37,7 @@ from mb_checkpoint.formats.megatron_lm import layout_of
 from mb_checkpoint.formats.unpickling import weights_only
 from mb_checkpoint.load.param_groups import NOT_IN_MEGATRON_STATE, SCHEDULE, Policy, is_rounded
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.load_strategy import LoadStrategy
 from mb_checkpoint.megatron.local_shards import same_local_shards
 from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
 from mb_checkpoint.megatron.shards import read_index
@@ -287,17 +286,19 @@ def read(
     state: dict[str, Any], directory: Path, groups: CheckpointGroups, *, config: CheckpointConfig
 ) -> dict[str, Any]:
     """Read the state that a sharded state dict requests. Collective over all ranks."""
-    strategy: Any = TorchDistLoadShardedStrategy(stream_ckpt_dequant=config.stream_ckpt_dequant)
-    if config.fully_parallel_load:
-        algorithm = config.ckpt_fully_parallel_load_exchange_algo
-        shared = groups.sharing(config.ckpt_fully_parallel_load_process_group)
-        strategy = FullyParallelLoadStrategyWrapper(strategy, shared, exchange_algo=algorithm)
+    shared = config.fully_parallel_load in (None, True)
+    strategy = LoadStrategy(
+        groups.sharing(config.ckpt_fully_parallel_load_process_group) if shared else None,
+        exchange_algo=config.ckpt_fully_parallel_load_exchange_algo,
+        stream_ckpt_dequant=config.stream_ckpt_dequant,
+        validate=config.ckpt_load_validate_sharding_integrity,
+    )
     with quiet(), weights_only(directory, classes=_SAFE):
         loaded: dict[str, Any] = dist_checkpointing.load(
             state,
             str(directory),
             strategy,
-            validate_access_integrity=config.ckpt_load_validate_sharding_integrity,
+            validate_access_integrity=False,  # each rank would receive the pieces of all; LoadStrategy does it
             strict=config.dist_ckpt_strictness,
         )
     return loaded
@@ -352,7 +353,7 @@ class CheckpointContents:
 
 
 def read_contents(directory: Path) -> CheckpointContents:
-    """Read the contents of a checkpoint. Each rank reads the files itself.
+    """Read the contents of a checkpoint. Not collective.
 
     torch reads the index: Megatron's `load_sharded_metadata` passes each stored tensor property to `torch.empty`, which
     does not accept `strides`, a property since torch 2.15.

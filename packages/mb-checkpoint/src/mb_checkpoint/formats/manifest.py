@@ -23,6 +23,8 @@ LARGEST = 16 << 20
 """Bytes of the largest manifest.json that is read: about 100,000 files."""
 _LARGEST_NUMBER = 2**63
 _CHECKSUM = re.compile(r"\w{1,40}:[0-9a-f]{1,128}", re.ASCII)
+_DATA_FILE = re.compile(r"__(\d{1,9})_\d+\.distcp", re.ASCII)
+"""Name of a data file: rank that wrote it, and number of the file."""
 _HASH_KEY = "manifest_sha256"
 
 
@@ -260,15 +262,30 @@ def find_hash_mismatches(
 
 
 def files_of_rank(manifest: Manifest, *, rank: int, world_size: int) -> list[FileEntry]:
-    """Return the files that one of several readers checks: about the same number of bytes for each reader."""
-    share: list[FileEntry] = []
-    filled = [(0, each) for each in range(world_size)]
+    """Return the files that one of several readers reads: about the same number of bytes for each reader.
+
+    As many ranks as those that saved get the files that they wrote, up to twice the mean: the same rank reads them at a
+    load, so that its node fetches them once and has them in its page cache.
+    """
+    saved_by_these = manifest.layout.get("world_size") == world_size
+    most = 2 * sum(entry.size for entry in manifest.files) // world_size
+    shares: list[list[FileEntry]] = [[] for _ in range(world_size)]
+    filled, others = [0] * world_size, []
     for entry in sorted(manifest.files, key=lambda each: (-each.size, each.name)):
-        size, emptiest = filled[0]
-        if emptiest == rank:
-            share.append(entry)
-        heapq.heapreplace(filled, (size + entry.size, emptiest))
-    return share
+        match = _DATA_FILE.fullmatch(entry.name) if saved_by_these else None
+        writer = -1 if match is None else int(match[1])
+        if 0 <= writer < world_size and filled[writer] + entry.size <= most:
+            shares[writer].append(entry)
+            filled[writer] += entry.size
+        else:
+            others.append(entry)
+    heap = [(size, each) for each, size in enumerate(filled)]
+    heapq.heapify(heap)
+    for entry in others:
+        size, emptiest = heap[0]
+        shares[emptiest].append(entry)
+        heapq.heapreplace(heap, (size + entry.size, emptiest))
+    return shares[rank]
 
 
 def _rendered(body: Mapping[str, Any]) -> bytes:

@@ -1,9 +1,9 @@
-"""Contents of a checkpoint, read on all ranks: if one rank cannot read it, all ranks raise, so that none waits."""
+"""Contents of a checkpoint without its tensors, which rank 0 reads for all ranks."""
 
 from pathlib import Path
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import on_rank_zero, read_on_all_ranks
+from mb_checkpoint.collectives import on_rank_zero, read_for_all_ranks
 from mb_checkpoint.formats.layout import format_of
 from mb_checkpoint.megatron.shards import read_entries, read_index
 from mb_checkpoint.state.callback_states import CALLBACKS
@@ -26,16 +26,16 @@ def layout_on_all_ranks(path: Path) -> str:
 
 
 def read_contents(path: Path, *, shards: bool) -> mcore.CheckpointContents:
-    """Read the contents of a checkpoint, each rank from the files. Collective.
+    """Read the contents of a checkpoint without its tensors on rank 0. Collective.
 
     Args:
         path: Folder of the checkpoint.
         shards: Whether it is in the layout of Megatron-FSDP.
 
     Raises:
-        CheckpointReadError: A rank could not read it.
+        CheckpointReadError: Rank 0 could not read it.
     """
-    return read_on_all_ranks(path, lambda: _of_shards(path) if shards else mcore.read_contents(path))
+    return read_for_all_ranks(path, lambda: _of_shards(path) if shards else mcore.read_contents(path))
 
 
 def _of_shards(path: Path) -> mcore.CheckpointContents:

@@ -94,14 +94,40 @@ def read_metadata(directory: Path) -> Metadata:
         Exception: Unpickling of a damaged file failed, see `select.DAMAGED`.
     """
     path = directory / TENSOR_INDEX
+    if path in _shared:
+        return _shared[path]
     with path.open("rb") as stream:
         identity = _identity(os.fstat(stream.fileno()))
-        metadata = _unpickled(stream, path)
-    if not isinstance(metadata, Metadata):
-        raise pickle.UnpicklingError(f"holds a {type(metadata).__name__} instead of an index")
-    _check_pieces(metadata, directory)
+        metadata = _decoded(stream, path)
     if not is_trusted(path):
         _checked[path] = identity
+    return metadata
+
+
+_shared: dict[Path, Metadata] = {}
+"""Index -> its content, for the block of `shared_index`."""
+
+
+@contextmanager
+def shared_index(directory: Path, content: bytes) -> Iterator[None]:
+    """Use the content of an index, which one rank has read for all, in place of its file within the block.
+
+    Raises:
+        Exception: See `read_metadata`.
+    """
+    path = directory / TENSOR_INDEX
+    _shared[path] = _decoded(io.BytesIO(content), path)
+    try:
+        yield
+    finally:
+        del _shared[path]
+
+
+def _decoded(stream: BinaryIO, path: Path) -> Metadata:
+    metadata = _unpickled(stream, path)
+    if not isinstance(metadata, Metadata):
+        raise pickle.UnpicklingError(f"holds a {type(metadata).__name__} instead of an index")
+    _check_pieces(metadata, path.parent)
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
     return metadata
@@ -148,8 +174,11 @@ def _unpickled(stream: BinaryIO, path: Path) -> Any:
     """
     if is_trusted(path):
         return pickle.load(stream)
+    is_checked = not isinstance(stream, io.BytesIO) and _checked.get(path) == _identity(
+        os.fstat(stream.fileno())
+    )
     content = stream.read()
-    if _checked.get(path) != _identity(os.fstat(stream.fileno())):
+    if not is_checked:
         check_pickle(content)
     return _Restricted(content, path).load()
 
@@ -188,9 +217,9 @@ def check_object(stream: BinaryIO) -> None:
 def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
     """Make every torch.load of this process reject code within the block, even with `weights_only=False`.
 
-    It checks the sizes that a file declares, too. The index in the folder `path` is checked first, so that a library
-    may unpickle it. All threads of this process are affected: torch reads an environment variable, and libraries find
-    `torch.load` in its module.
+    It checks the sizes that a file declares, too. The index in the folder `path` is checked first, and torch's reader
+    takes it from `read_metadata`. All threads of this process are affected: torch reads an environment variable, and
+    libraries find `torch.load` in its module.
 
     Args:
         path: Folder of the checkpoint.
@@ -204,9 +233,10 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
         yield
         return
     _check_index(path)
-    previous, load = os.environ.get(_FORCE), torch.load
+    previous, load, read_index = os.environ.get(_FORCE), torch.load, FileSystemReader.read_metadata
     os.environ[_FORCE] = "1"
     torch.load = _checked_load
+    FileSystemReader.read_metadata = SafeFileSystemReader.read_metadata  # type: ignore[method-assign, assignment]
     try:
         with torch.serialization.safe_globals(list(classes)):
             try:
@@ -223,6 +253,7 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
                 raise
     finally:
         torch.load = load
+        FileSystemReader.read_metadata = read_index  # type: ignore[method-assign]
         if previous is None:
             del os.environ[_FORCE]
         else:
@@ -245,7 +276,7 @@ _checked: dict[Path, tuple[int, ...]] = {}
 
 def _check_index(directory: Path) -> None:
     path = directory / TENSOR_INDEX
-    if path.is_file() and _checked.get(path) != _identity(path.stat()):
+    if path not in _shared and path.is_file() and _checked.get(path) != _identity(path.stat()):
         read_metadata(directory)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import read_on_all_ranks, require_process_group
+from mb_checkpoint.collectives import read_for_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
@@ -16,6 +16,7 @@ from mb_checkpoint.formats.legacy import LegacyRestorer, read_legacy
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, counters_of
 from mb_checkpoint.formats.metadata import layout_on_all_ranks, read_contents
 from mb_checkpoint.formats.trust import trusted
+from mb_checkpoint.load.index import index_of_all_ranks
 from mb_checkpoint.load.restore import StateRestorer
 from mb_checkpoint.load.restore_dataloader import restore_position
 from mb_checkpoint.load.restore_shards import ShardRestorer
@@ -137,12 +138,24 @@ def _load(
     *,
     resume: bool,
 ) -> LoadedCheckpoint:
-    read_on_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
+    with index_of_all_ranks(chosen.path):
+        return _load_selected(ctx, config, groups, chosen, resume=resume)
+
+
+def _load_selected(
+    ctx: CheckpointLoadContext,
+    config: CheckpointConfig,
+    groups: CheckpointGroups,
+    chosen: SelectedCheckpoint,
+    *,
+    resume: bool,
+) -> LoadedCheckpoint:
+    read_for_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
     layout = layout_on_all_ranks(chosen.path)
     restore, contents = _restorer(ctx, groups, chosen.path, layout=layout)
     counters: dict[str, Any] = {}
     if resume:
-        counters = read_on_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
+        counters = read_for_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
         if mcore.EXACT_FLOPS in contents.common:
             counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
     notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]

@@ -18,7 +18,7 @@ from mb_checkpoint.formats.layout import (
     is_iteration_directory,
     non_persistent_roots,
 )
-from mb_checkpoint.formats.manifest import files_of_rank, find_hash_mismatches, read_manifest
+from mb_checkpoint.formats.manifest import Manifest, files_of_rank, find_hash_mismatches, read_manifest
 from mb_checkpoint.load.select import SelectedCheckpoint, SkippedCheckpoint, select_checkpoint
 from mb_checkpoint.locks import reader_lock
 
@@ -58,22 +58,20 @@ def intact_checkpoint(
 def _damage(path: Path, *, contents: bool) -> str | None:
     """Return the problems of a checkpoint, as found by all ranks together. Collective."""
 
-    def look() -> list[str]:
+    def look() -> Manifest | str | None:
         if not path.is_dir():
-            return ["was deleted meanwhile"]
-        manifest = read_manifest(path) if contents else None
-        if manifest is None:
-            return []
-        return find_hash_mismatches(
-            path, files_of_rank(manifest, rank=own_rank(), world_size=number_of_ranks())
-        )
+            return "was deleted meanwhile"
+        try:
+            return read_manifest(path) if contents else None
+        except (ManifestError, OSError) as error:
+            return file_problem(error, MANIFEST)
 
-    try:
-        local_problems = look()
-    except (ManifestError, OSError) as error:
-        local_problems = [file_problem(error, MANIFEST)]
-    all_problems = [line for lines in gather(local_problems) for line in lines]
-    return first_of(all_problems) or None
+    manifest = on_rank_zero(look)
+    if manifest is None or isinstance(manifest, str):
+        return manifest
+    share = files_of_rank(manifest, rank=own_rank(), world_size=number_of_ranks())
+    problems = gather(find_hash_mismatches(path, share))
+    return first_of([line for lines in problems for line in lines]) or None
 
 
 def find_checkpoint(

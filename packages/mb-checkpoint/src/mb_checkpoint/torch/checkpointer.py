@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_on_all_ranks
+from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_for_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import (
     FailedSave,
@@ -30,6 +30,7 @@ from mb_checkpoint.formats.layout import TRAIN_STATE
 from mb_checkpoint.formats.manifest import Manifest, read_manifest
 from mb_checkpoint.inspect.best import metric_entry
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
+from mb_checkpoint.load.index import index_of_all_ranks
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.load.sources import Source, intact_checkpoint
 from mb_checkpoint.rules import reject_violations
@@ -162,10 +163,12 @@ class TorchCheckpointer:
         """
         self.loaded = load_with_storage(self._mirror, lambda: self._find_and_read(strict=strict))
         if self.loaded.path is not None:
-            self._verified.trust(self.loaded.path)
+            if own_rank() == 0:  # which deletes old checkpoints
+                self._verified.trust(self.loaded.path)
             self._log(f"resumed from {self.loaded.path} at step {self.loaded.step}")
         for skipped in self.loaded.skipped:
-            self._verified.distrust(skipped.path, skipped.reason)
+            if own_rank() == 0:
+                self._verified.distrust(skipped.path, skipped.reason)
             self._log(f"skipped {skipped.path}: {skipped.reason}")
         for note in self.loaded.notes:
             self._log(note)
@@ -273,15 +276,16 @@ class TorchCheckpointer:
 
     def _read(self, chosen: SelectedCheckpoint, *, strict: bool) -> LoadedCheckpoint:
         path = chosen.path
-        manifest = read_on_all_ranks(path, lambda: read_manifest(path))
+        manifest = read_for_all_ranks(path, lambda: read_manifest(path))
         if manifest is None or manifest.ckpt_format != FORMAT:
             layout = "another program" if manifest is None else f"a run in the layout {manifest.ckpt_format}"
             raise CheckpointLayoutError(
                 f"{path}: was written by {layout}, and this loop reads checkpoints of TorchCheckpointer. Load it with "
                 "mb_checkpoint.load_checkpoint, or name another folder."
             )
-        counters = read_on_all_ranks(path, lambda: read_train_state(path / TRAIN_STATE))
-        notes = self._state.load(path, with_rng=self._config.load_rng, strict=strict)
+        counters = read_for_all_ranks(path, lambda: read_train_state(path / TRAIN_STATE))
+        with index_of_all_ranks(path):
+            notes = self._state.load(path, with_rng=self._config.load_rng, strict=strict)
         return LoadedCheckpoint(
             source="resumed",
             step=int(counters["step"]),

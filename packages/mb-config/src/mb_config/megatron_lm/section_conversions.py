@@ -292,7 +292,8 @@ def checkpoints(arguments: Arguments) -> Fields:
     for kind in ("save_optim", "save_rng", "load_optim", "load_rng"):
         yield f"checkpoint.{kind}", not arguments[f"no_{kind}"]
     yield "checkpoint.fully_parallel_save", arguments["ckpt_fully_parallel_save"]
-    yield "checkpoint.fully_parallel_load", arguments["ckpt_fully_parallel_load"]
+    if arguments["ckpt_fully_parallel_load"]:  # how it is read, not what
+        yield "checkpoint.fully_parallel_load", True
     if arguments["dist_ckpt_format_deprecated"] is not None:
         yield "checkpoint.ckpt_format", arguments["dist_ckpt_format_deprecated"]
 

@@ -1,0 +1,77 @@
+"""Megatron's parallel load, with lists and objects of all ranks on rank 0 and in host memory alone."""
+
+from pathlib import Path
+from typing import Any
+
+from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import (
+    dict_list_map_inplace,
+    extract_matching_values,
+    merge,
+    nested_values,
+)
+from megatron.core.dist_checkpointing.exchange_utils import determine_main_replica_uniform_distribution
+from megatron.core.dist_checkpointing.mapping import is_main_replica
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    distribute_main_replicas_with_precomputed_distribution,
+)
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from megatron.core.dist_checkpointing.validation import validate_sharding_integrity
+
+from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero
+
+
+class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # Megatron has no types
+    """Load in which each tensor is read by one rank of a group, and sent to the others.
+
+    Args:
+        group: Ranks that share the reading; None: each rank reads what it needs.
+        exchange_algo: Megatron's algorithm of the exchange.
+        stream_ckpt_dequant: Dequantize one tensor at a time.
+        validate: Check that the ranks request each piece exactly once.
+    """
+
+    def __init__(
+        self, group: Any | None, *, exchange_algo: str, stream_ckpt_dequant: bool, validate: bool
+    ) -> None:
+        base = TorchDistLoadShardedStrategy(stream_ckpt_dequant=stream_ckpt_dequant)
+        super().__init__(base, group, exchange_algo=exchange_algo)
+        self._validate = validate
+
+    def load(
+        self, sharded_state_dict: Any, checkpoint_dir: Path, async_strategy: str = "mcore"
+    ) -> dict[Any, Any]:
+        """Read a sharded state dict. Collective over all ranks."""
+        del async_strategy  # Megatron's, of the program that saved; the reader is the same
+        if self._validate:
+            pieces = gather_on_rank_zero([part.without_data() for part in nested_values(sharded_state_dict)])
+            on_rank_zero(lambda: validate_sharding_integrity(pieces))
+        if self.parallelization_group is None:
+            return self.base_strategy.load(sharded_state_dict, checkpoint_dir)  # type: ignore[no-any-return]
+        objects, tensors = extract_matching_values(
+            sharded_state_dict, lambda entry: isinstance(entry, ShardedObject)
+        )
+        loaded: dict[Any, Any] = {}
+        merge(loaded, self._objects(objects, checkpoint_dir))
+        merge(loaded, super().load(tensors, checkpoint_dir))
+        return loaded
+
+    def _objects(self, requested: Any, directory: Path) -> Any:
+        """Return objects, each of which its first holder reads for all ranks."""
+        first = {
+            each.unique_key: each for each in nested_values(requested) if is_main_replica(each.replica_id)
+        }
+        read = gather_on_rank_zero(self.base_strategy.load(first, directory))
+        values = on_rank_zero(lambda: {key: value for part in read for key, value in part.items()})
+        return dict_list_map_inplace(lambda each: values[each.unique_key], requested)
+
+    def apply_loading_parallelization(self, sharded_state_dict: Any) -> Any:
+        """Return the rank that reads each tensor; see Megatron."""
+        distribution = determine_main_replica_uniform_distribution(
+            sharded_state_dict, host_group(self.parallelization_group), True
+        )
+        distribute_main_replicas_with_precomputed_distribution(
+            sharded_state_dict, self.parallelization_group, distribution
+        )
+        return distribution

@@ -31,7 +31,7 @@ ALLOWED = {
     "mb_metrics.profiling.window.NsysRange.begin.steps": "a profiler that the step count does not concern",
     "mb_metrics.profiling.window.NsysRange.begin.warmup": "a profiler that the step count does not concern",
     "mb_metrics.profiling.window.StepRanges.step_end.step": "the range of the step is the open one",
-    "mb_metrics.recorder.throughput.report_throughput.iteration": f"{SEED}; the history holds the steps",
+    "mb_metrics.recorder.bridge_api.report_throughput.iteration": f"{SEED}; the history holds the steps",
     "mb_metrics.profiling.torch_profilers.TorchTrace.step_end.step": "torch's profiler counts the steps itself",
     "mb_resilience.stragglers.nvrx_straggler.NVRxStragglerMonitor.stop_requested.step": "the report interval decides",
     "mb_resilience.stops.signals.IgnoreSignals.__call__.worker": "worker_init_fn of PyTorch; all workers are equal",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Metrics, names
 from mb_metrics.parse.log import LogFormatError, parse_log, read_log, timed
-from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
-from mb_metrics.recorder.throughput import ThroughputRates
+from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow, ThroughputRates
 from mb_metrics.run.events import RunEvent
 from mb_metrics.sinks.console import evaluation_line, iteration_line, step_time_line
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import Evaluation, LoggerConfig, LogInterval, MetricsRow, build_sinks
-from mb_metrics.recorder.throughput import ThroughputRates
+from mb_metrics.recorder.record import ThroughputRates
 from mb_metrics.report.formatting import clock_span, compact
 from mb_metrics.sinks.terminal import TerminalSink
 

@@ -118,10 +118,12 @@ def test_the_process_group_wins_over_the_launchers_variable(monkeypatch):
     assert report["throughput/device/batches_per_sec"] == report["throughput/batches_per_sec"] / 2
 
 
-def test_metrics_divide_by_the_world_size_of_the_job(monkeypatch):
+def test_metrics_divide_by_the_world_size_of_the_job(monkeypatch, recorder):
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert Metrics([], log_interval=1)._rate_calculator.world_size == 8
-    assert Metrics([], log_interval=1, world_size=2)._rate_calculator.world_size == 2
+    for world_size in (None, 2):
+        with Metrics([recorder], log_interval=1, world_size=world_size) as metrics:
+            metrics.record(1, {})
+    assert [row.values["world-size"] for row in recorder.rows] == [8, 2]
 
 
 @pytest.mark.parametrize("text", ["0", "eight", "-1"])

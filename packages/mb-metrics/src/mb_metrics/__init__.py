@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from mb_metrics.profiling.window import StepRanges as StepRanges
     from mb_metrics.recorder.auxiliary_losses import expert_metrics as expert_metrics
     from mb_metrics.recorder.auxiliary_losses import prediction_metrics as prediction_metrics
+    from mb_metrics.recorder.bridge_api import report_runtime as report_runtime
+    from mb_metrics.recorder.bridge_api import report_throughput as report_throughput
     from mb_metrics.recorder.current_gpu import current_gpu_energy as current_gpu_energy
     from mb_metrics.recorder.energy import EnergySampler as EnergySampler
     from mb_metrics.recorder.memory import (
@@ -71,18 +73,16 @@ if TYPE_CHECKING:
     from mb_metrics.recorder.memory import report_memory as report_memory
     from mb_metrics.recorder.memory_sampler import MemorySampler as MemorySampler
     from mb_metrics.recorder.metrics import Metrics as Metrics
-    from mb_metrics.recorder.progress import report_runtime as report_runtime
     from mb_metrics.recorder.record import Evaluation as Evaluation
     from mb_metrics.recorder.record import LogInterval as LogInterval
     from mb_metrics.recorder.record import MetricsRow as MetricsRow
+    from mb_metrics.recorder.record import ThroughputRates as ThroughputRates
     from mb_metrics.recorder.reductions import (
         logical_and_across_model_parallel_group as logical_and_across_model_parallel_group,
     )
     from mb_metrics.recorder.reductions import (
         reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
     )
-    from mb_metrics.recorder.throughput import ThroughputRates as ThroughputRates
-    from mb_metrics.recorder.throughput import report_throughput as report_throughput
     from mb_metrics.redact import hide_secrets as hide_secrets
     from mb_metrics.report.metric_names import MetricNames as MetricNames
     from mb_metrics.report.metric_names import MetricNotRecordedError as MetricNotRecordedError

@@ -6,7 +6,7 @@ from operator import index
 from typing import Any
 
 from mb_metrics.names import BRIDGE_ALIASES
-from mb_metrics.recorder.progress import SECONDS
+from mb_metrics.recorder.interval import SECONDS
 
 
 def checked_time_unit(unit: str | None) -> str | None:

@@ -20,8 +20,7 @@ from mb_metrics.recorder.arguments import (
 )
 from mb_metrics.recorder.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
 from mb_metrics.recorder.exit_close import ExitClose
-from mb_metrics.recorder.interval import IntervalWork
-from mb_metrics.recorder.progress import RunProgress
+from mb_metrics.recorder.interval import IntervalSettings, IntervalWork, current_world_size
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.recorder.recorded_steps import (
     RecordedStep,
@@ -32,9 +31,7 @@ from mb_metrics.recorder.recorded_steps import (
     rank_reduction,
     split_device_values,
 )
-from mb_metrics.recorder.throughput import RateCalculator
 from mb_metrics.sinks.sink import FanOutSink, Sink, SinkFailure, sink_list
-from mb_metrics.world_size import current_world_size
 
 _logger = logging.getLogger(__name__)
 _UNREAD = "metrics of the last steps could not be read from the device: %r"
@@ -132,16 +129,19 @@ class Metrics:
         sinks = sink_list(sinks)
         self._rank_reduction = rank_reduction(group, reduce)
         self._samplers = tuple(samplers)
-        self._time_unit = checked_time_unit(time_unit)
         self._aliases = resolve_aliases(aliases)
         self._sinks = FanOutSink(sinks)
         self._active = bool(sinks) or self._rank_reduction is not None
         self._log_interval = log_interval
-        self._total_steps, self._total_samples = total_steps, total_samples
-        self._rate_calculator = RateCalculator(
-            world_size=world_size, flops_per_token=flops_per_token, peak_tflops=peak_tflops
+        self._settings = IntervalSettings(
+            world_size=world_size,
+            flops_per_token=flops_per_token,
+            peak_tflops=peak_tflops,
+            micro_batch_size=micro_batch_size,
+            total_steps=total_steps,
+            total_samples=total_samples,
+            time_unit=checked_time_unit(time_unit),
         )
-        self._micro_batch_size = micro_batch_size
         self._clock = StepClock(timer or step_timer(clock, reads=bool(sinks)))
         self._wall_clock = wall_clock
         self._closed = False
@@ -359,19 +359,11 @@ class Metrics:
     def _end_interval(self) -> None:
         if not self._closed:
             self._exit_close.renew()
-        last = self._work[-1]
         work = IntervalWork(
+            settings=self._settings,
+            first=self._clock.first or self._work[-1],
             work=tuple(self._work),
             window=tuple(self._window),
-            progress=RunProgress(
-                first=self._clock.first or last,
-                last=last,
-                total_steps=self._total_steps,
-                total_samples=self._total_samples,
-            ),
-            rate_calculator=self._rate_calculator,
-            micro_batch_size=self._micro_batch_size,
-            time_unit=self._time_unit,
         )
         self._work = []
         if self._steps:

@@ -4,8 +4,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mb_metrics.names import CONSUMED_SAMPLES, PERPLEXITY, VALIDATION, is_averaged, is_loss
-from mb_metrics.recorder.throughput import ThroughputRates
+from mb_metrics.names import (
+    CONSUMED_SAMPLES,
+    MFU,
+    PERPLEXITY,
+    TFLOPS,
+    TFLOPS_PER_DEVICE,
+    VALIDATION,
+    is_averaged,
+    is_loss,
+)
 
 _LARGEST_EXPONENT = 20.0
 
@@ -37,6 +45,30 @@ class MetricsRow:
     def has_nonfinite_loss(self) -> bool:
         """True if a loss of this step is NaN or infinite."""
         return any(is_loss(name) and not math.isfinite(value) for name, value in self.values.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputRates:
+    """Rates of a group of steps; None if an input of a rate is not known."""
+
+    step_seconds: float
+    """Mean time of a step in seconds."""
+    tokens_per_second: float | None
+    """Tokens per second over all devices."""
+    tflops_per_device: float | None
+    """Model TFLOP/s of one device: FLOPs per token times tokens, divided by seconds and world size."""
+    tflops: float | None
+    """Model TFLOP/s over all devices."""
+    mfu: float | None
+    """Model FLOPs utilisation: `tflops_per_device` as a fraction of `peak_tflops`."""
+    peak_tflops: float | None
+    """Denominator of `mfu`: dense peak TFLOP/s of one device, as given by the caller."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Known rates that are recorded as metrics."""
+        named = {TFLOPS_PER_DEVICE: self.tflops_per_device, TFLOPS: self.tflops, MFU: self.mfu}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mb_metrics.recorder.reductions import device_of
+
 _Kind = tuple[torch.device, torch.dtype]
 
 
@@ -107,7 +109,7 @@ def reduce_over_ranks(
         group: The ranks.
     """
     names = sorted(how, key=lambda name: (how[name], name))
-    device = _device_of(group)
+    device = device_of(group)
     own = _table(steps, names, device=device)
     gathered = own.new_empty(group.size() * own.numel())
     dist.all_gather_into_tensor(gathered, own.view(-1), group=group)
@@ -119,12 +121,6 @@ def reduce_over_ranks(
     by_reduction = {"max": largest, "mean": totals / counts, "sum": totals}
     reduced = torch.stack([by_reduction[how[name]][:, column] for column, name in enumerate(names)], dim=1)
     return [PackedScalars(tuple(names), row) for table in (reduced, counts.to(own.dtype)) for row in table]
-
-
-def _device_of(group: dist.ProcessGroup) -> torch.device:
-    if "nccl" in dist.get_backend(group):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _table(

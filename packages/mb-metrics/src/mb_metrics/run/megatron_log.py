@@ -15,6 +15,7 @@ from mb_metrics import names
 from mb_metrics.norms.gradients import GLOBAL, report_l2_norm_grad
 from mb_metrics.norms.parameters import NormGroups
 from mb_metrics.recorder.auxiliary_losses import build_auxiliary_losses
+from mb_metrics.recorder.bridge_api import BatchSizes
 from mb_metrics.recorder.memory import (
     activation_bytes,
     memory_line,
@@ -24,7 +25,6 @@ from mb_metrics.recorder.memory import (
     weight_and_optimizer_bytes,
 )
 from mb_metrics.recorder.reductions import device_of, is_alone, reduce_max_stat_across_model_parallel_group
-from mb_metrics.recorder.throughput import BatchSizes
 from mb_metrics.run.megatron_attributes import first_group, has_distributed_optimizer
 from mb_metrics.run.training_context import TrainCounters
 

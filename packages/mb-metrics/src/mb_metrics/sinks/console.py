@@ -7,8 +7,7 @@ from collections.abc import Collection
 from typing import Literal, Protocol
 
 from mb_metrics import names
-from mb_metrics.recorder.record import Evaluation, LogInterval, perplexity
-from mb_metrics.recorder.throughput import ThroughputRates
+from mb_metrics.recorder.record import Evaluation, LogInterval, ThroughputRates, perplexity
 from mb_metrics.sinks.short_line import short_evaluation_line, short_line
 from mb_metrics.sinks.sink import Sink
 

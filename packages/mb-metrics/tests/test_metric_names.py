@@ -16,9 +16,9 @@ NANOGPT = [
 
 
 def charts(run):
-    return [
-        chart.title for chart in ChartBuilder([LabeledRun(run, split_time(run), "a")], buckets=9).charts()
-    ]
+    statistics = compute_run_statistics(run, now=3.0)
+    subject = LabeledRun(run=run, label="a", split=split_time(run), statistics=statistics)
+    return [chart.title for chart in ChartBuilder([subject], buckets=9).charts()]
 
 
 def test_the_usual_names_are_found(tmp_path):

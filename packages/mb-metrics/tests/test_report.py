@@ -440,12 +440,6 @@ def test_ticks_are_few_and_inside(low, span):
     assert all(low - span / 100 <= tick <= low + span * 1.01 for tick in found)
 
 
-def test_ticks_of_steps_are_integers():
-    assert [ticks(*bounds, whole=True) for bounds in ((19, 21), (1, 4), (0, 50))] == [
-        *([19, 20, 21], [1, 2, 3, 4], [0, 10, 20, 30, 40, 50])
-    ]
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(3, 4), (50, 6), (7200, 5), (86400 * 9, 5), (0.0, 1)],

@@ -89,13 +89,13 @@ if TYPE_CHECKING:
     from mb_metrics.report.page import ReportTooLargeError as ReportTooLargeError
     from mb_metrics.report.page import report_html as report_html
     from mb_metrics.report.page import write_report as write_report
-    from mb_metrics.report.run_history import RunConfiguration as RunConfiguration
     from mb_metrics.report.run_history import RunHistory as RunHistory
     from mb_metrics.report.run_reader import RunNotFoundError as RunNotFoundError
     from mb_metrics.report.run_reader import RunReader as RunReader
     from mb_metrics.report.run_reader import read_run as read_run
     from mb_metrics.report.run_reader import read_run_from_log as read_run_from_log
     from mb_metrics.report.run_settings import BaselineConfiguration as BaselineConfiguration
+    from mb_metrics.report.run_settings import RunConfiguration as RunConfiguration
     from mb_metrics.report.run_settings import compare_configuration as compare_configuration
     from mb_metrics.report.run_statistics import RunStatistics as RunStatistics
     from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics

@@ -14,9 +14,9 @@ from mb_metrics.errors import ReportWriteError
 from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
-from mb_metrics.report.run_history import RunConfiguration, RunHistory
+from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_reader import RunReader, folder_of_metrics, read_run, read_run_from_log
-from mb_metrics.report.run_settings import BaselineConfiguration, compare_configuration
+from mb_metrics.report.run_settings import BaselineConfiguration, RunConfiguration, compare_configuration
 from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.server import ReportServer
 from mb_metrics.run.folder import CONFIG

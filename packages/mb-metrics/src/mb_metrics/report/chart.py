@@ -65,22 +65,6 @@ def chart_html(chart: Chart) -> str:
     )
 
 
-def single_values_html(charts: Sequence[Chart]) -> str:
-    """Return a table of the metrics that were recorded once, instead of charts with one point."""
-    rows = "".join(
-        f'<tr><th scope="row">{escape(chart.title)}</th><td>{escape(curve.label)}</td>'
-        f"<td>{short(curve.shape.buckets[0].mean)} {escape(chart.unit)}</td>"
-        f"<td>{curve.shape.buckets[0].step:,.0f}</td></tr>"
-        for chart in charts
-        for curve in chart.known
-        if curve.shape.buckets
-    )
-    if not rows:
-        return ""
-    head = '<tr><td></td><th scope="col">curve</th><th scope="col">value</th><th scope="col">step</th></tr>'
-    return f'<h3>Recorded once</h3><div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
-
-
 def chart_data(chart: Chart) -> dict[str, object]:
     """Return the data of a chart for the script, with values rounded to five digits."""
     return {

@@ -9,7 +9,7 @@ from mb_metrics.report.anomalies import Anomaly
 from mb_metrics.report.chart import Chart, Curve
 from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.run_statistics import is_memory, predicted_speed
+from mb_metrics.report.run_statistics import RunStatistics, is_memory, predicted_speed
 from mb_metrics.report.series import Series, envelope
 from mb_metrics.report.time_split import TimeSplit
 
@@ -43,22 +43,14 @@ _THROUGHPUT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LabeledRun:
-    """Run with its time split and its label."""
+    """Run with its label, and what was computed from it."""
 
     run: RunHistory
+    label: str
     split: TimeSplit
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class _ChartLine:
-    label: str
-    colour: int
-    series: Series
-    dots: bool = False
-    run: int = 0
+    statistics: RunStatistics
 
 
 class ChartBuilder:
@@ -133,26 +125,27 @@ class ChartBuilder:
         return sorted(quantities, key=lambda name: ("max-reserved" not in name, "max-allocated" not in name))
 
     def _loss(self, name: str) -> Chart:
-        lines = self._lines(lambda run: run.series.get(name))
-        if len(self._subjects) == 1:
-            validation = self._subjects[0].run.validation
-            held_out = validation.get(names.find_validation(name, validation) or "")
-            lines = [_ChartLine("training", 0, line.series) for line in lines]
-            lines += [_ChartLine("validation", 1, held_out, dots=True)] if held_out else []
-        return self._build_chart(name, lines)
+        if len(self._subjects) > 1:
+            return self._metric(name, name)
+        (subject,) = self._subjects
+        validation = subject.run.validation
+        held_out = validation.get(names.find_validation(name, validation) or "")
+        curves = [self._curve("training", 0, subject.run.series[name])]
+        curves += [self._curve("validation", 1, held_out, dots=True)] if held_out else []
+        return Chart(title=name, curves=curves)
 
     def _difference(self, name: str) -> Chart:
         """Return the difference of a loss from that of the first run, at the steps that both recorded."""
         first, *others = self._subjects
         base = dict(first.run.series.get(name) or ())
-        lines = []
+        curves = []
         for number, subject in enumerate(others, start=1):
             difference = Series()
             for step, value in subject.run.series.get(name) or ():
                 if step in base:
                     difference.append(step, value - base[step])
-            lines.append(_ChartLine(subject.label, number, difference, run=number))
-        return self._build_chart(f"{name}: difference from {first.label}", lines, log_button=False)
+            curves.append(self._curve(subject.label, number, difference, run=number))
+        return Chart(title=f"{name}: difference from {first.label}", curves=curves, log_button=False)
 
     def _validation(self, name: str) -> Chart:
         return self._chart(f"{name} on validation data", lambda run: run.validation.get(name), dots=True)
@@ -188,7 +181,8 @@ class ChartBuilder:
         for curve in chart.curves:
             run = self._subjects[curve.run].run
             predicted, buckets = predicted_speed(run.events), curve.shape.buckets
-            devices = 1.0 if "device" in name else _last(run.series.get(names.WORLD_SIZE))
+            world_size = run.series.get(names.WORLD_SIZE)
+            devices = 1.0 if "device" in name else world_size.last if world_size else None
             if predicted is None or devices is None or not buckets:
                 continue
             line = Series()
@@ -212,19 +206,20 @@ class ChartBuilder:
                 recorded = (
                     (label, subject.run.series.get(name)) for label, name in (fastest, slowest) if name
                 )
-                lines = [
-                    _ChartLine(label, colour, series, run=number)
+                curves = [
+                    self._curve(label, colour, series, run=number)
                     for colour, (label, series) in enumerate(recorded)
                     if series
                 ]
                 of_run = "" if len(self._subjects) == 1 else f", {subject.label}"
-                chart = self._build_chart(f"{title}{of_run}", lines, unit=unit, from_zero=True)
-                yield replace(chart, fill=len(lines) == 2)
+                yield Chart(
+                    title=f"{title}{of_run}", curves=curves, unit=unit, from_zero=True, fill=len(curves) == 2
+                )
 
     def _memory(self) -> Iterator[Chart]:
         """Yield one chart per memory metric, with one curve per stage if stages are recorded separately."""
         for quantity in self._quantities[:_MOST_QUANTITIES]:
-            lines: list[_ChartLine] = []
+            curves: list[Curve] = []
             for number, subject in enumerate(self._subjects):
                 for name, series in subject.run.series.items():
                     if is_memory(name) and _quantity(name) == quantity:
@@ -232,14 +227,13 @@ class ChartBuilder:
                         label = f"stage {stage[1]}" if stage else "all stages"
                         alone = len(self._subjects) == 1
                         label = label if alone else f"{subject.label}, {label}"
-                        lines.append(_ChartLine(label, len(lines), series, run=number))
-            yield self._build_chart(
-                f"Memory: {quantity}", lines, unit="GiB" if "gib" in quantity else "", from_zero=True
-            )
+                        curves.append(self._curve(label, len(curves), series, run=number))
+            unit = "GiB" if "gib" in quantity else ""
+            yield Chart(title=f"Memory: {quantity}", curves=curves, unit=unit, from_zero=True)
 
     def _waits(self, kind: str, title: str) -> Chart:
-        lines = []
-        for colour, subject in enumerate(self._subjects):
+        curves = []
+        for number, subject in enumerate(self._subjects):
             series = Series()
             for span in subject.split.waits:
                 if (
@@ -248,8 +242,8 @@ class ChartBuilder:
                     and (not len(series) or span.step > series.steps[-1])
                 ):
                     series.append(span.step, span.seconds)
-            lines.append(_ChartLine(subject.label, colour, series, dots=True, run=colour))
-        return self._build_chart(title, lines, unit="s", from_zero=True)
+            curves.append(self._curve(subject.label, number, series, run=number, dots=True))
+        return Chart(title=title, curves=curves, unit="s", from_zero=True)
 
     def _histogram(self) -> Chart:
         """Return the histogram of step times in microseconds; the last bin contains the slowest 0.5 % of the steps."""
@@ -295,34 +289,16 @@ class ChartBuilder:
         unit: str = "",
         from_zero: bool = False,
     ) -> Chart:
-        return self._build_chart(title, self._lines(find, dots=dots), unit=unit, from_zero=from_zero)
-
-    def _lines(self, find: Callable[[RunHistory], Series | None], *, dots: bool = False) -> list[_ChartLine]:
-        by_run = [(number, subject.label, find(subject.run)) for number, subject in enumerate(self._subjects)]
-        return [
-            _ChartLine(label, number, series, dots, run=number) for number, label, series in by_run if series
-        ]
-
-    def _build_chart(
-        self,
-        title: str,
-        lines: Sequence[_ChartLine],
-        *,
-        unit: str = "",
-        from_zero: bool = False,
-        log_button: bool = True,
-    ) -> Chart:
         curves = [
-            Curve(
-                label=line.label,
-                colour=line.colour,
-                shape=envelope(line.series, buckets=self._buckets),
-                dots=line.dots,
-                run=line.run,
-            )
-            for line in lines
+            self._curve(subject.label, number, series, run=number, dots=dots)
+            for number, subject in enumerate(self._subjects)
+            if (series := find(subject.run))
         ]
-        return Chart(title=title, unit=unit, curves=curves, from_zero=from_zero, log_button=log_button)
+        return Chart(title=title, curves=curves, unit=unit, from_zero=from_zero)
+
+    def _curve(self, label: str, colour: int, series: Series, *, run: int = 0, dots: bool = False) -> Curve:
+        shape = envelope(series, buckets=self._buckets)
+        return Curve(label=label, colour=colour, shape=shape, run=run, dots=dots)
 
 
 def _quantity(name: str) -> str:
@@ -337,10 +313,6 @@ def _scaled(series: Series | None, factor: float) -> Series | None:
     for step, value in series:
         scaled.append(step, factor * value)
     return scaled
-
-
-def _last(series: Series | None) -> float | None:
-    return series.values[-1] if series else None
 
 
 def _changes(series: Series | None) -> bool:

@@ -76,17 +76,13 @@ def clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def ticks(low: float, high: float, *, most: int = 5, whole: bool = False) -> list[float]:
-    """Return round numbers from `low` to `high`, at most about `most`: steps of 1, 2 or 5 times a power of ten.
-
-    With `whole`, they are integers.
-    """
+def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
+    """Return round numbers from `low` to `high`, at most about `most`: steps of 1, 2 or 5 times a power of ten."""
     span = high - low
     if not (math.isfinite(span) and span > 0):
         return [low]
     size = 10 ** math.floor(math.log10(span / most))
     step = next((size * factor for factor in (1, 2, 5) if span / (size * factor) <= most), size * 10)
-    step = max(step, 1) if whole else step
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -9,8 +9,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mb_metrics.report.anomalies import Anomaly, data_command
+from mb_metrics.report.chart import Chart
 from mb_metrics.report.formatting import duration, percent, short
-from mb_metrics.report.run_history import RunConfiguration, RunHistory
+from mb_metrics.report.run_history import RunHistory
+from mb_metrics.report.run_settings import RunConfiguration
 
 if TYPE_CHECKING:
     from mb_metrics.report.run_statistics import LossStatistics, RunStatistics
@@ -126,6 +128,21 @@ def warnings_html(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
     return '<ul class="warnings">' + "".join(f"<li>{escape(text[:500])}</li>" for text in warnings) + "</ul>"
+
+
+def single_values_html(charts: Sequence[Chart]) -> str:
+    """Return a table of the metrics that were recorded once, instead of charts with one point."""
+    rows = [
+        (
+            escape(chart.title),
+            (escape(curve.label), f"{short(point.mean)} {escape(chart.unit)}", f"{point.step:,.0f}"),
+        )
+        for chart in charts
+        for curve in chart.known
+        for point in curve.shape.buckets
+    ]
+    heads = [f'<th scope="col">{name}</th>' for name in ("curve", "value", "step")]
+    return f"<h3>Recorded once</h3>{_table(heads, rows)}" if rows else ""
 
 
 def configuration_html(runs: Sequence[RunHistory], labels: Sequence[str]) -> str:

@@ -4,24 +4,25 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from mb_metrics.errors import MetricsError
-from mb_metrics.report.chart import Chart, chart_data, chart_html, single_values_html
+from mb_metrics.report.chart import Chart, chart_data, chart_html
 from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun, chart_marks
 from mb_metrics.report.formatting import clock
 from mb_metrics.report.html_tables import (
     anomalies_html,
     configuration_html,
+    single_values_html,
     statistics_html,
     status_text,
     warnings_html,
 )
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.run_statistics import RunStatistics, compute_run_statistics
+from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.time_split import split_time
 from mb_metrics.report.timeline import goodput_html, timeline_html
 from mb_metrics.report.x_axes import x_axes
@@ -52,8 +53,7 @@ class ReportParts:
 
     def as_json(self) -> str:
         """Return the parts as JSON."""
-        names = ("title", "subtitle", "above", "charts", "below", "data")
-        return json.dumps({name: getattr(self, name) for name in names}, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def report_html(
@@ -75,11 +75,10 @@ def report_html(
         ReportTooLargeError: the page would be too large even with the fewest points.
         ValueError: `runs` is empty.
     """
-    subjects = _labeled(runs)
-    statistics = [compute_run_statistics(subject.run, now=now, split=subject.split) for subject in subjects]
+    subjects = _labeled(runs, now=now)
     points = _MOST_POINTS
     while points >= _FEWEST_POINTS:
-        page = _page(_parts(subjects, statistics, points=points), now=now, live=live)
+        page = _page(_parts(subjects, points=points), now=now, live=live)
         size = len(page.encode())
         if size < largest:
             return page
@@ -95,9 +94,7 @@ def report_parts(runs: Sequence[RunHistory], *, now: float) -> ReportParts:
     Raises:
         ValueError: `runs` is empty.
     """
-    subjects = _labeled(runs)
-    statistics = [compute_run_statistics(subject.run, now=now, split=subject.split) for subject in subjects]
-    return _parts(subjects, statistics, points=_MOST_POINTS)
+    return _parts(_labeled(runs, now=now), points=_MOST_POINTS)
 
 
 def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) -> Path:
@@ -108,21 +105,21 @@ def write_report(runs: Sequence[RunHistory], path: str | Path, *, now: float) ->
     return target
 
 
-def _labeled(runs: Sequence[RunHistory]) -> list[LabeledRun]:
+def _labeled(runs: Sequence[RunHistory], *, now: float) -> list[LabeledRun]:
+    """Return the runs with a label each; the source is appended to names that are not unique."""
     if not runs:
         raise ValueError("report_html: runs is empty. A page needs at least one run. Pass one.")
-    return [LabeledRun(run, split_time(run), label) for run, label in zip(runs, _labels(runs), strict=True)]
-
-
-def _labels(runs: Sequence[RunHistory]) -> list[str]:
-    """Return a label for each run; the source is appended to names that are not unique."""
     names = [run.name for run in runs]
-    return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.source})" for run in runs]
+    subjects = []
+    for run in runs:
+        label = run.name if names.count(run.name) == 1 else f"{run.name} ({run.source})"
+        split = split_time(run)
+        statistics = compute_run_statistics(run, now=now, split=split)
+        subjects.append(LabeledRun(run=run, label=label, split=split, statistics=statistics))
+    return subjects
 
 
-def _parts(
-    subjects: Sequence[LabeledRun], statistics: Sequence[RunStatistics], *, points: int
-) -> ReportParts:
+def _parts(subjects: Sequence[LabeledRun], *, points: int) -> ReportParts:
     runs, labels = [subject.run for subject in subjects], [subject.label for subject in subjects]
     alone = len(runs) == 1
     builder = ChartBuilder(subjects, buckets=points)
@@ -130,8 +127,8 @@ def _parts(
     drawn = [chart for chart in charts if not chart.single_values]
     return ReportParts(
         title=labels[0] if alone else f"{len(runs)} runs compared",
-        subtitle=f"{status_text(statistics[0])}; {runs[0].source}" if alone else ", ".join(labels),
-        above=_above(subjects, statistics),
+        subtitle=f"{status_text(subjects[0].statistics)}; {runs[0].source}" if alone else ", ".join(labels),
+        above=_above(subjects),
         charts="".join(chart_html(chart) for chart in drawn)
         or "<p>No curve yet: no metric has two values to plot.</p>",
         below=_below(charts, runs, labels, left_out=builder.left_out),
@@ -142,33 +139,25 @@ def _parts(
             "charts": [chart_data(chart) for chart in drawn],
             "marks": [
                 mark
-                for number, (subject, of_run) in enumerate(zip(subjects, statistics, strict=True))
-                for mark in chart_marks(subject.run, of_run.anomalies, number)
+                for number, subject in enumerate(subjects)
+                for mark in chart_marks(subject.run, subject.statistics.anomalies, number)
             ],
         },
     )
 
 
-def _above(subjects: Sequence[LabeledRun], statistics: Sequence[RunStatistics]) -> str:
-    labels = [None if len(subjects) == 1 else subject.label for subject in subjects]
-    runs = list(zip(subjects, statistics, labels, strict=True))
-    problems = [
-        (label, anomalies_html(of_run.anomalies, subject.run), warnings_html(of_run.warnings))
-        for subject, of_run, label in runs
-    ]
-    alarming = "".join(
-        (f"<h3>{escape(label)}</h3>" if label else "") + anomalies + warnings
-        for label, anomalies, warnings in problems
-        if anomalies or warnings
-    )
-    times = "".join(
-        goodput_html(subject.split, label=label) + timeline_html(subject.run, subject.split, label=None)
-        for subject, _, label in runs
-    )
+def _above(subjects: Sequence[LabeledRun]) -> str:
+    alarming = times = ""
+    for subject in subjects:
+        statistics, label = subject.statistics, None if len(subjects) == 1 else subject.label
+        problems = anomalies_html(statistics.anomalies, subject.run) + warnings_html(statistics.warnings)
+        alarming += f"<h3>{escape(label)}</h3>{problems}" if label and problems else problems
+        times += goodput_html(subject.split, label=label) + timeline_html(subject.run, subject.split)
+    summary = statistics_html([each.statistics for each in subjects], [each.label for each in subjects])
     all_clear = "" if alarming else "<p>No spikes, NaN losses, stalls or warnings were found.</p>"
     sections = [
         ("Look at first", alarming),
-        ("Summary", statistics_html(statistics, [subject.label for subject in subjects]) + all_clear),
+        ("Summary", summary + all_clear),
         ("Time by activity", times),
     ]
     return "".join(_section(head, content) for head, content in sections if content)

@@ -1,14 +1,15 @@
 """Data of a run, read from its files: metrics in columns, evaluations, events, configuration."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mb_metrics import names
 from mb_metrics.parse.log_lines import NONFINITE_STEPS, SKIPPED_STEPS
 from mb_metrics.recorder.record import Evaluation, MetricsRow
-from mb_metrics.redact import hide_secrets
 from mb_metrics.report.metric_names import MetricNames
+from mb_metrics.report.run_settings import RunConfiguration
 from mb_metrics.report.series import Series
 from mb_metrics.run.events import RunEvent
 
@@ -22,29 +23,6 @@ class DiscardedSteps:
     """Time of the last step that was kept, in seconds since the epoch."""
     end: float
     """Time of the last step that was discarded, in seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfiguration:
-    """Settings of a run, by dotted path."""
-
-    settings: Mapping[str, object]
-    baseline: str | None = None
-    """Name of the recipe that the settings are compared with; None: no comparison."""
-    changes: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """Dotted path -> (the baseline's value, this run's)."""
-    set_by_user: Collection[str] | None = None
-    """Dotted paths that the user set; other changes follow from them. None: not known."""
-
-    def __post_init__(self) -> None:
-        """Mask secrets, because reports are shared."""
-        object.__setattr__(self, "settings", hide_secrets(self.settings))
-        hidden = {
-            path: (hide_secrets({path: old})[path], hide_secrets({path: new})[path])
-            for path, (old, new) in self.changes.items()
-            if not (isinstance(old, Mapping) or isinstance(new, Mapping))
-        }
-        object.__setattr__(self, "changes", {**self.changes, **hidden})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +103,7 @@ class RunBuilder:
     """
 
     def __init__(self, metric_names: MetricNames) -> None:
-        self._is_loss = metric_names.is_loss
+        self._metric_names = metric_names
         self.times = Series()
         self.series: dict[str, Series] = {}
         self.skipped = Series()
@@ -134,10 +112,24 @@ class RunBuilder:
         self.redone: list[DiscardedSteps] = []
         self.evaluations: dict[int, Evaluation] = {}
 
-    @property
-    def nonfinite_losses(self) -> tuple[str, ...]:
-        """Names of the losses that were NaN or infinite."""
-        return tuple(self._nonfinite_losses)
+    def history(self, **others: Any) -> RunHistory:
+        """Return the data of the run; `others` are the fields of `RunHistory` that rows and evaluations do not have.
+
+        Raises:
+            MetricNotRecordedError: metrics were recorded, and none of a requested name.
+        """
+        self._metric_names.require_recorded(self.series, source=others["source"])
+        return RunHistory(
+            times=self.times,
+            series=self.series,
+            skipped=self.skipped,
+            nonfinite=self.nonfinite,
+            nonfinite_losses=tuple(self._nonfinite_losses),
+            evaluations=tuple(self.evaluations.values()),
+            redone=tuple(self.redone),
+            metric_names=self._metric_names,
+            **others,
+        )
 
     def add(self, record: MetricsRow | Evaluation) -> None:
         """Add a record."""
@@ -159,7 +151,7 @@ class RunBuilder:
             if series is None:
                 series = self.series[name] = Series()
             series.append(step, value)
-            if not math.isfinite(value) and self._is_loss(name):
+            if not math.isfinite(value) and self._metric_names.is_loss(name):
                 nonfinite = max(nonfinite, 1.0)
                 self._nonfinite_losses.setdefault(name, step)
         skips = max(values.get(SKIPPED_STEPS, 0.0), float(skipped))

@@ -14,7 +14,8 @@ from mb_metrics.parse.log_lines import without_colours
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_in_settings, hide_in_text
 from mb_metrics.report.metric_names import MetricNames
-from mb_metrics.report.run_history import RunBuilder, RunConfiguration, RunHistory
+from mb_metrics.report.run_history import RunBuilder, RunHistory
+from mb_metrics.report.run_settings import RunConfiguration
 from mb_metrics.report.series import Series
 from mb_metrics.run.events import RunEvent, parse_event, time_of_row
 from mb_metrics.run.folder import CONFIG, EVENTS, LOG, METRICS
@@ -85,25 +86,16 @@ def _of_parsed(log: ParsedLog, path: Path, metric_names: MetricNames) -> RunHist
         for what, count in counts.items()
         if count
     ]
-    metric_names.require_recorded(builder.series, source=str(path))
-    return RunHistory(
+    return builder.history(
         name=path.stem,
         source=f"{path}, a log of {log.format}",
-        times=builder.times,
-        series=builder.series,
-        skipped=builder.skipped,
-        nonfinite=builder.nonfinite,
-        nonfinite_losses=builder.nonfinite_losses,
-        evaluations=tuple(builder.evaluations.values()),
         events=log.events,
-        redone=tuple(builder.redone),
         rows_are_intervals=True,
         total_steps=log.total_steps,
         configuration=None,
         config_text=None,
         warnings=_log_warnings(path),
         notes=tuple(notes),
-        metric_names=metric_names,
     )
 
 
@@ -174,7 +166,6 @@ class RunReader:
             MetricNotRecordedError: metrics were recorded, and none of a requested name.
         """
         builder = self._builder
-        self._metric_names.require_recorded(builder.series, source=str(self._path))
         empty = not len(builder.times) and not builder.evaluations
         if self._is_single_file and empty and self._damaged_rows:
             raise RunNotFoundError(
@@ -192,17 +183,10 @@ class RunReader:
         if self._metrics.cut:
             notes.append("the last line is incomplete: it is being written, or the run was killed")
         mark = self._end if not self._events else None
-        return RunHistory(
+        return builder.history(
             name=self._path.stem if self._is_single_file else self._path.resolve().name,
             source=str(self._path),
-            times=builder.times,
-            series=builder.series,
-            skipped=builder.skipped,
-            nonfinite=builder.nonfinite,
-            nonfinite_losses=builder.nonfinite_losses,
-            evaluations=tuple(builder.evaluations.values()),
             events=tuple(self._events or [*self._restarts, *([mark] if mark else [])]),
-            redone=tuple(builder.redone),
             rows_are_intervals=False,
             total_steps=int(train_iters[1]) if train_iters else None,
             configuration=self._configuration,
@@ -210,7 +194,6 @@ class RunReader:
             warnings=self._warnings.lines,
             notes=tuple(notes),
             closed=None if self._events else mark is not None,
-            metric_names=self._metric_names,
         )
 
 

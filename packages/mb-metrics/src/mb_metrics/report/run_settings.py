@@ -1,10 +1,32 @@
-"""Comparison of the settings of a run with a baseline, such as the recipe that the run was started from."""
+"""Settings of a run, compared with a baseline such as the recipe that the run was started from."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mb_metrics.redact import hide_secrets
-from mb_metrics.report.run_history import RunConfiguration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfiguration:
+    """Settings of a run, by dotted path."""
+
+    settings: Mapping[str, object]
+    baseline: str | None = None
+    """Name of the recipe that the settings are compared with; None: no comparison."""
+    changes: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    """Dotted path -> (the baseline's value, this run's)."""
+    set_by_user: Collection[str] | None = None
+    """Dotted paths that the user set; other changes follow from them. None: not known."""
+
+    def __post_init__(self) -> None:
+        """Mask secrets, because reports are shared."""
+        object.__setattr__(self, "settings", hide_secrets(self.settings))
+        hidden = {
+            path: (hide_secrets({path: old})[path], hide_secrets({path: new})[path])
+            for path, (old, new) in self.changes.items()
+            if not (isinstance(old, Mapping) or isinstance(new, Mapping))
+        }
+        object.__setattr__(self, "changes", {**self.changes, **hidden})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +49,16 @@ def compare_configuration(
     Secrets are masked. Settings that only the baseline contains are not differences. Without a baseline there is no
     comparison.
     """
-    shown = hide_secrets(settings)
     if baseline is None:
-        return RunConfiguration(settings=shown)
-    old, new = dict(_leaves(baseline.settings)), dict(_leaves(settings))
-    paths = [
-        path for path in {**old, **new} if path in shown and path in new and path not in baseline.ignored
-    ]
-    changes = {path: (old.get(path), new[path]) for path in paths if old.get(path) != new[path]}
-    return RunConfiguration(settings=shown, baseline=baseline.name, changes=changes)
+        return RunConfiguration(settings=settings)
+    old, new, shown = dict(_leaves(baseline.settings)), dict(_leaves(settings)), hide_secrets(settings)
+    compared = shown.keys() & new.keys() - baseline.ignored
+    changes = {
+        path: (old.get(path), new[path])
+        for path in {**old, **new}
+        if path in compared and old.get(path) != new[path]
+    }
+    return RunConfiguration(settings=settings, baseline=baseline.name, changes=changes)
 
 
 def _leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

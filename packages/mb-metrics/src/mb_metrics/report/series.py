@@ -22,6 +22,11 @@ class Series:
     def __iter__(self) -> Iterator[tuple[int, float]]:
         return zip(self.steps, self.values, strict=True)
 
+    @property
+    def last(self) -> float | None:
+        """Value of the last step; None before the first."""
+        return self.values[-1] if self.values else None
+
     def append(self, step: int, value: float) -> None:
         """Add the value of a later step."""
         self.steps.append(step)

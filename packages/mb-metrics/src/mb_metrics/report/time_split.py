@@ -274,11 +274,7 @@ def _discarded_steps(run: RunHistory, events: Sequence[_Moment]) -> list[Discard
             kept.append(time_of_step)
         newest = max([mark.step, mark.before_step or 0, *(event.step or 0 for event in later)])
         if newest > mark.step and ends and kept:
-            parts.append(
-                DiscardedSteps(
-                    steps=newest - mark.step, begin=max(kept), end=max(e for e in ends if e is not None)
-                )
-            )
+            parts.append(DiscardedSteps(steps=newest - mark.step, begin=max(kept), end=max(ends)))
     return parts
 
 

@@ -58,7 +58,7 @@ class _TimeAxis:
         return 0.0
 
 
-def goodput_html(split: TimeSplit, *, label: str | None = None) -> str:
+def goodput_html(split: TimeSplit, *, label: str | None) -> str:
     """Return a bar of the time by activity, with a legend."""
     total = split.running_seconds
     if total <= 0:
@@ -82,7 +82,7 @@ def goodput_html(split: TimeSplit, *, label: str | None = None) -> str:
     )
 
 
-def timeline_html(run: RunHistory, split: TimeSplit, *, label: str | None = None) -> str:
+def timeline_html(run: RunHistory, split: TimeSplit) -> str:
     """Return the timeline; empty for a run whose times are not known."""
     if not split.attempts or split.attempts[-1].end <= split.attempts[0].begin:
         return ""
@@ -105,9 +105,8 @@ def timeline_html(run: RunHistory, split: TimeSplit, *, label: str | None = None
         f'<span style="top:{(number + 0.5) / len(drawn):.2%}">{name}</span>'
         for number, (name, _) in enumerate(drawn)
     )
-    head = f"<h3>{escape(label)}</h3>" if label else ""
     return (
-        f'<figure class="timeline">{head}<div class="frame" style="--lanes:{len(drawn)}">'
+        f'<figure class="timeline"><div class="frame" style="--lanes:{len(drawn)}">'
         f'<div class="ys names">{names}</div><div class="plot"><svg viewBox="0 0 {axis.width:.1f} {height:.0f}" '
         f'preserveAspectRatio="none" role="img" aria-label="{escape(_description(split), quote=True)}">'
         f"{rows}</svg></div>"

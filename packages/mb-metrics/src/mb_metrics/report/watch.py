@@ -10,9 +10,8 @@ from mb_metrics.report.html_tables import peak_memory_text, status_text
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_reader import RunReader
 from mb_metrics.report.run_statistics import RunStatistics, RunStatus, compute_run_statistics
-from mb_metrics.report.series import Series
 from mb_metrics.report.text_plot import text_plot
-from mb_metrics.report.time_split import KINDS, split_time
+from mb_metrics.report.time_split import KINDS
 from mb_metrics.report.timeline import WORDS
 from mb_metrics.run.events import RunEvent
 
@@ -31,13 +30,8 @@ def watch_text(run: RunHistory, *, now: float, width: int = 80, height: int = 24
     `now` is in seconds since the epoch. The plot takes the lines of `height` that the rest leaves. With `plain`, the
     text is ASCII.
     """
-    return _frame(
-        run,
-        compute_run_statistics(run, now=now, split=split_time(run)),
-        width=width,
-        height=height,
-        plain=plain,
-    )
+    statistics = compute_run_statistics(run, now=now)
+    return _frame(run, statistics, width=width, height=height, plain=plain)
 
 
 def watch_frames(
@@ -141,11 +135,12 @@ def _cells(run: RunHistory, statistics: RunStatistics) -> list[list[str]]:
         "MFU": percent(statistics.mfu),
         "memory": "?" if memory is None else peak_memory_text(statistics),
     }
-    newest = {
-        "lr": short(_last(run.learning_rate)),
-        "grad norm": short(_last(run.grad_norm)),
-        "batch": short(_last(run.series.get(names.BATCH_SIZE))),
+    settings = {
+        "lr": run.learning_rate,
+        "grad norm": run.grad_norm,
+        "batch": run.series.get(names.BATCH_SIZE),
     }
+    newest = {name: short(series.last) for name, series in settings.items() if series is not None}
     total = sum(statistics.seconds[kind] for kind in KINDS)
     spent = {
         WORDS[kind].partition(" ")[0]: percent(statistics.seconds[kind] / total)
@@ -174,10 +169,6 @@ def _losses(statistics: RunStatistics) -> dict[str, str]:
         cells["validation"] = short(held_out.last)
         cells["best"] = f"{short(held_out.lowest)} at {held_out.lowest_step}"
     return cells
-
-
-def _last(series: Series | None) -> float | None:
-    return series.values[-1] if series else None
 
 
 def _anomalies(statistics: RunStatistics) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs mb-metrics[torch]")
 
-from mb_metrics.bench.device_calls import READS, CallCounter  # noqa: E402
-from mb_metrics.bench.recorder import BenchRecorder  # noqa: E402
+from mb_metrics.bench.recorder import READS, BenchRecorder, CallCounter  # noqa: E402
 from mb_metrics.bench.request import BenchRequest  # noqa: E402
 from mb_metrics.bench.result import BenchResult  # noqa: E402
 

@@ -48,7 +48,7 @@ def test_times_gaps_and_the_callers_of_waits():
 
 def test_a_trace_of_torch_without_a_gpu_has_no_kernels(tmp_path):
     torch = pytest.importorskip("torch")
-    from mb_metrics.bench.device_calls import CallCounter
+    from mb_metrics.bench.recorder import CallCounter
 
     file = tmp_path / "trace.json"
     with CallCounter(trace=file):

@@ -1,19 +1,24 @@
-"""Callback that measures the steps of a training loop. Adapter for torch."""
+"""Callback that measures the steps of a training loop, and counts calls of the host. Adapter for torch."""
 
 from __future__ import annotations
 
 import json
 import resource
 import time
-from collections.abc import Sequence
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
-from mb_metrics.bench.device_calls import LAUNCHES, READS, CallCounter
 from mb_metrics.bench.kernels import WAITS
 from mb_metrics.bench.result import BenchResult
+from mb_metrics.recorder.clock import DeviceTimer
+from mb_metrics.recorder.interval import sum_if_known
 from mb_metrics.run.training import device_peak_tflops
 from mb_metrics.run.training_context import MetricsContext
 
@@ -37,7 +42,8 @@ class BenchRecorder:
     def __init__(self, request: BenchRequest) -> None:
         self.request = request
         self._steps = 0
-        self._stamps: list[Any] = []
+        self._timer = DeviceTimer(time.perf_counter)
+        self._marks: list[Any] = []
         self._flops: list[float] = []
         self._tokens: list[int | None] = []
         self._losses: list[Any] = []
@@ -49,9 +55,7 @@ class BenchRecorder:
         self._steps += 1
         done, request = self._steps - self.request.warmup, self.request
         if 0 <= done <= request.steps:
-            self._stamps.append(self._stamp())
-            counters = context.state.train_state
-            self._flops.append(float(getattr(counters, "floating_point_operations_so_far", 0)))
+            self._mark(context)
         result = context.result
         if result is not None and done <= request.steps:
             self._keep(result, measured=done > 0)
@@ -63,15 +67,13 @@ class BenchRecorder:
     def on_train_start(self, context: MetricsContext) -> None:
         """Take the time of the start, which is that of the first step without a warm-up."""
         if self.request.warmup == 0:
-            self._stamps.append(self._stamp())
-            counters = context.state.train_state
-            self._flops.append(float(getattr(counters, "floating_point_operations_so_far", 0)))
+            self._mark(context)
 
     def on_train_end(self, context: Any) -> None:
         """Write the result. Collective; nothing is written if the run ended before the last measured step."""
         if self._counter is not None:
             self._counter.__exit__(None, None, None)
-        if len(self._stamps) <= self.request.steps:
+        if len(self._marks) <= self.request.steps:
             return
         result = self._result(context)
         if result.world_size == 1 or dist.get_rank() == result.world_size - 1:
@@ -87,20 +89,10 @@ class BenchRecorder:
         if loss is not None:
             self._losses.append(loss.detach().clone() if isinstance(loss, torch.Tensor) else loss)
 
-    def _stamp(self) -> Any:
-        if not self._gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _step_times(self) -> tuple[float, ...]:
-        if self._gpu:
-            torch.cuda.synchronize()
-        pairs = zip(self._stamps, self._stamps[1:], strict=False)
-        if self._gpu:
-            return tuple(first.elapsed_time(last) / 1000 for first, last in pairs)
-        return tuple(last - first for first, last in pairs)
+    def _mark(self, context: MetricsContext) -> None:
+        self._marks.append(self._timer.mark())
+        counters = context.state.train_state
+        self._flops.append(float(getattr(counters, "floating_point_operations_so_far", 0)))
 
     def _result(self, context: Any) -> BenchResult:
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -114,8 +106,8 @@ class BenchRecorder:
             device=torch.cuda.get_device_name() if self._gpu else "cpu",
             world_size=world_size,
             warmup_steps=self.request.warmup,
-            step_times=self._step_times(),
-            tokens=_sum_if_known(self._tokens),
+            step_times=tuple(self._timer.seconds(begin, end) for begin, end in pairwise(self._marks)),
+            tokens=sum_if_known(self._tokens) or None,
             flops=flops or None,
             peak_tflops=None if config is None else device_peak_tflops(config.model),
             peak_memory_gib=_over_ranks(_peak_memory(gpu=self._gpu), world_size) / _GIB,
@@ -141,6 +133,49 @@ def _over_ranks(number: int, world_size: int) -> int:
     return max(numbers)
 
 
-def _sum_if_known(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
+LAUNCHES = frozenset(
+    {
+        *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+        *("cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "cudaMemsetAsync"),
+    }
+)
+"""Runtime and driver calls that put work on a stream. A graph is one launch, however many kernels it contains."""
+READS = frozenset({"aten::_local_scalar_dense"})
+"""Operation behind `item()`, `float(tensor)` and `bool(tensor)` on any device."""
+
+
+class CallCounter:
+    """Context manager that counts the calls of the host while it is open; slows them down.
+
+    Args:
+        trace: Receives the trace, with the stacks of Python, for `mb_metrics.bench.kernels`; None: none is written.
+
+    Attributes:
+        counts: Name of a call to how often it was made. Set when the context ends.
+    """
+
+    def __init__(self, *, trace: Path | None = None) -> None:
+        self._trace = trace
+        self.counts: Counter[str] = Counter()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        # torch declares no types
+        self._profile: Any = profile(activities=activities, with_stack=trace is not None)
+
+    def __enter__(self) -> CallCounter:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, error, traceback)
+        if self._trace is not None:
+            self._profile.export_chrome_trace(str(self._trace))
+        counted = LAUNCHES | WAITS | READS
+        self.counts = Counter(event.name for event in self._profile.events() if event.name in counted)
+
+    def total(self, names: frozenset[str]) -> int:
+        """Return how often the host made one of several calls."""
+        return sum(self.counts[name] for name in names)

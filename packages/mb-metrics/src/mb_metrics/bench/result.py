@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
-RATIOS = ("step_seconds", "tokens_per_second", "mfu", "peak_memory_gib", "kernel_launches_per_step")
-"""Numbers of a result that are compared with those of another one."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
@@ -46,6 +43,11 @@ class BenchResult:
         return sum(self.step_times)
 
     @property
+    def step_seconds(self) -> float:
+        """Median seconds of a measured step."""
+        return median(self.step_times)
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens per second over all devices."""
         return None if self.tokens is None else self.tokens / self.seconds
@@ -62,9 +64,9 @@ class BenchResult:
         return None if rate is None or not self.peak_tflops else rate / self.peak_tflops
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the numbers that two results are compared by; the step time is the median."""
+        """Return the numbers that two results are compared by."""
         return {
-            "step_seconds": median(self.step_times),
+            "step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
             "peak_memory_gib": self.peak_memory_gib,
@@ -79,7 +81,7 @@ class BenchResult:
             "world_size": self.world_size,
             "warmup_steps": self.warmup_steps,
             "steps": len(times),
-            "step_seconds": {"median": median(times), "min": min(times), "max": max(times)},
+            "step_seconds": {"median": self.step_seconds, "min": min(times), "max": max(times)},
             "tokens_per_second": self.tokens_per_second,
             "tflops_per_device": self.tflops_per_device,
             "mfu": self.mfu,
@@ -92,8 +94,7 @@ class BenchResult:
 
     def as_text(self) -> str:
         """Return the result as one line."""
-        numbers = self.numbers()
-        parts = [f"{numbers['step_seconds']:.4g} s per step"]
+        parts = [f"{self.step_seconds:.4g} s per step"]
         parts += [] if self.tokens_per_second is None else [f"{self.tokens_per_second:,.0f} tokens/s"]
         parts += [] if self.mfu is None else [f"MFU {self.mfu:.1%}"]
         parts += [] if self.peak_memory_gib is None else [f"{self.peak_memory_gib:.2f} GiB"]
@@ -132,9 +133,8 @@ def combine_rounds(rounds: Sequence[BenchResult]) -> BenchResult:
 
 def ratios(result: BenchResult, against: BenchResult) -> dict[str, float | None]:
     """Return each number of a result as a multiple of that of another one; None where one of them is not known."""
-    ours, theirs = result.numbers(), against.numbers()
-    multiples: dict[str, float | None] = {}
-    for name in RATIOS:
-        number, reference = ours[name], theirs[name]
-        multiples[name] = number / reference if number is not None and reference else None
-    return multiples
+    theirs = against.numbers()
+    return {
+        name: number / reference if number is not None and (reference := theirs[name]) else None
+        for name, number in result.numbers().items()
+    }

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from mb_metrics.bench.command import BenchRunError
 from mb_metrics.bench.result import BenchResult
@@ -65,7 +64,7 @@ class Search:
     def speedup(self) -> float:
         """Step time of the base, over that of the best run."""
         base = self.trials[0].result if self.trials else None
-        return 1.0 if base is None or self.best is None else _median(base) / _median(self.best)
+        return 1.0 if base is None or self.best is None else base.step_seconds / self.best.step_seconds
 
 
 def search(
@@ -147,7 +146,7 @@ def _run_trial(
     except BenchRunError as error:
         return Trial(overrides=overrides, outcome=failure(error))
     loss_difference = difference(result, base)
-    speedup = _median(so_far.best) / _median(result) if so_far.best is not None else 1.0
+    speedup = so_far.best.step_seconds / result.step_seconds if so_far.best is not None else 1.0
     if not loss_difference <= LARGEST_DIFFERENCE:
         outcome = f"other losses ({loss_difference:.1%} apart)"
     elif speedup > 1 + LEAST_GAIN:
@@ -171,10 +170,6 @@ def difference(result: BenchResult, base: BenchResult) -> float:
     return math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
 
 
-def _median(result: BenchResult) -> float:
-    return median(result.step_times)
-
-
 def _add(result: Search, trial: Trial, log: Callable[[Trial], object]) -> None:
     result.trials.append(trial)
     log(trial)
@@ -189,7 +184,7 @@ def table(found: Search) -> str:
         if result is not None:
             tokens = result.tokens_per_second
             numbers = (
-                f"{1000 * _median(result):.1f}",
+                f"{1000 * result.step_seconds:.1f}",
                 "-" if tokens is None else f"{tokens:,.0f}",
                 f"{result.peak_memory_gib:.2f}",
                 "-" if trial.speedup is None else f"{trial.speedup:.3f}",

@@ -173,12 +173,13 @@ def sum_work(steps: Collection[TimedStep]) -> WorkTotals:
     return WorkTotals(
         seconds=sum(step.seconds for step in steps),
         steps=sum(step.steps for step in steps),
-        samples=_sum_if_known([step.samples for step in steps]),
-        tokens=_sum_if_known([step.tokens for step in steps]),
+        samples=sum_if_known([step.samples for step in steps]),
+        tokens=sum_if_known([step.tokens for step in steps]),
     )
 
 
-def _sum_if_known(counts: Sequence[int | None]) -> int | None:
+def sum_if_known(counts: Sequence[int | None]) -> int | None:
+    """Return the sum; None if a count is not known."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 

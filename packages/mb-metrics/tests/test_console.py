@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Evaluation, LogInterval, Metrics, MetricsRow
 from mb_metrics.recorder.record import ThroughputRates
-from mb_metrics.sinks.console import iteration_line, step_time_line
-from mb_metrics.sinks.short_line import short_line
+from mb_metrics.sinks.console import iteration_line, short_line, step_time_line
 
 # What CloudAI looks for, ignoring case.
 CLOUDAI = re.compile(

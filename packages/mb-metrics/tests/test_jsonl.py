@@ -113,6 +113,12 @@ def test_a_file_that_is_not_a_metrics_file_is_not_modified(tmp_path, line):
     assert path.read_text() == before
 
 
+def test_a_damaged_row_with_a_step_is_named(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": 2, loss}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        list(read_jsonl(tmp_path / "m.jsonl"))
+
+
 def test_what_did_not_fit_on_the_disk_is_written_when_there_is_room(tmp_path):
     path = tmp_path / "m.jsonl"
     sink = JsonlSink(path)

@@ -3,8 +3,7 @@
 import math
 
 from mb_metrics.recorder.record import Evaluation
-from mb_metrics.sinks.console import evaluation_line
-from mb_metrics.sinks.short_line import short_evaluation_line
+from mb_metrics.sinks.console import evaluation_line, short_evaluation_line
 
 EVALUATION = Evaluation(step=3, time=0.0, losses={"lm loss": 2.0, "accuracy": 0.5}, consumed_samples=None)
 

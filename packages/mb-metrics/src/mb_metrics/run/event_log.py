@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_metrics.run.events import time_of_row
-from mb_metrics.sinks.line_file import LineFile
+from mb_metrics.sinks.append_file import LineFile
 from mb_schema.json_rows import parse_row, step_of_row
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from rich import console as rich_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from mb_metrics.sinks.line_file import LineFile
+from mb_metrics.sinks.append_file import LineFile
 from mb_metrics.sinks.terminal import Style, StyledText
 
 _COLOURS: dict[Style, str] = {

@@ -73,7 +73,7 @@ def build_sinks(  # noqa: PLR0913 - settings, each by name
         sinks.append(
             BackgroundSink(filtered(sink), capacity=steps, counts="records", close_seconds=close_seconds)
         )
-    for sink in _trackers(config, folder=run_folder, resume_step=resume_step, run_config=run_config):
+    for sink in _trackers(config, folder=run_folder, resume_step=resume_step, config=run_config):
         sinks.append(BackgroundSink(filtered(sink), close_seconds=close_seconds))
     return sinks
 
@@ -143,46 +143,32 @@ def build_reductions(config: LoggerConfig) -> dict[str, Reduction]:
     return dict.fromkeys(memory_names(config.memory_keys, device=config.log_device_memory_used), "max")
 
 
-def _trackers(
-    config: LoggerConfig,
-    *,
-    folder: Path | None,
-    resume_step: int | None,
-    run_config: Mapping[str, object] | None,
-) -> Iterator[Sink]:
-    """Yield the sinks of the enabled trackers, whose adapters are imported only then."""
-    for tracker, sink, project, settings in _tracker_settings(config, folder):
-        if project:
-            yield getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)(
-                project,
-                run_file=None if folder is None else folder / f"{tracker}_run.json",
-                resume_step=resume_step,
-                config=run_config,
-                **settings,
-            )
-
-
-def _tracker_settings(
-    config: LoggerConfig, folder: Path | None
-) -> Iterator[tuple[str, str, str | None, Mapping[str, object]]]:
-    """Yield the module and the sink of each tracker, its project, and its other settings."""
-    wandb = {"name": config.wandb_exp_name, "entity": config.wandb_entity}
-    yield "wandb", "WandbSink", config.wandb_project, {**wandb, "folder": config.wandb_save_dir or folder}
+def _trackers(section: LoggerConfig, *, folder: Path | None, **settings: object) -> Iterator[Sink]:
+    """Yield the sinks of the enabled trackers, whose adapters are imported only then, with the settings of all."""
+    wandb = {"name": section.wandb_exp_name, "entity": section.wandb_entity}
     mlflow = {
-        "run_name": config.mlflow_run_name,
-        "tracking_uri": config.mlflow_tracking_uri,
-        "tags": config.mlflow_tags,
-        "description": config.mlflow_description,
-        "files": config.mlflow_log_artifacts,
+        "run_name": section.mlflow_run_name,
+        "tracking_uri": section.mlflow_tracking_uri,
+        "tags": section.mlflow_tags,
+        "description": section.mlflow_description,
+        "files": section.mlflow_log_artifacts,
     }
-    yield "mlflow", "MlflowSink", config.mlflow_experiment, mlflow
     comet = {
-        "name": config.comet_experiment_name,
-        "workspace": config.comet_workspace,
-        "api_key": config.comet_api_key,
-        "tags": config.comet_tags,
+        "name": section.comet_experiment_name,
+        "workspace": section.comet_workspace,
+        "api_key": section.comet_api_key,
+        "tags": section.comet_tags,
     }
-    yield "comet", "CometSink", config.comet_project, comet
+    trackers: tuple[tuple[str, str, str | None, Mapping[str, object]], ...] = (
+        ("wandb", "WandbSink", section.wandb_project, {**wandb, "folder": section.wandb_save_dir or folder}),
+        ("mlflow", "MlflowSink", section.mlflow_experiment, mlflow),
+        ("comet", "CometSink", section.comet_project, comet),
+    )
+    for tracker, sink, project, own in trackers:
+        if project:
+            run_file = None if folder is None else folder / f"{tracker}_run.json"
+            sink_type = getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)
+            yield sink_type(project, run_file=run_file, **settings, **own)
 
 
 def _wanted_groups(config: LoggerConfig) -> Callable[[str], bool]:

@@ -15,9 +15,8 @@ from comet_ml.config import set_global_experiment
 
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.sinks.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
 from mb_metrics.sinks.sink import Sink
-from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
+from mb_metrics.sinks.tracker_run import PREFIX, TrackerRun, TrackerRunFile, prefixed, require_one_run
 
 
 class CometSink(Sink):
@@ -72,9 +71,7 @@ class CometSink(Sink):
             "tags": tags,
         }
         settings |= {"folder": folder, "run_file": run_file, "resume_step": resume_step, "config": config}
-        require_one_run("CometSink", run=run, new="project", settings=settings)
-        if run is None:
-            require_no_prefix("CometSink", prefix)
+        require_one_run("CometSink", run=run, prefix=prefix, new="project", settings=settings)
         self._host = run
         self._prefix = PREFIX if prefix is None else prefix
         self._where = {"project_name": project, "workspace": workspace}

@@ -33,24 +33,19 @@ class FilterSink:
                 f"FilterSink: keep={keep!r:.50} is not a function. It receives the name of a metric. Pass one, "
                 "such as lambda name: name == 'lm loss'."
             )
-        (self._sink,) = sink_list([sink])
+        (self.inner,) = sink_list([sink])
         self._every = every
         self._keep = keep or (lambda name: True)
-
-    @property
-    def inner(self) -> Sink:
-        """The wrapped sink."""
-        return self._sink
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Forward the rows that are due."""
         due = [row for row in rows if row.step % self._every == 0]
         if due:
-            self._sink.write_rows([replace(row, values=self._kept(row)) for row in due])
+            self.inner.write_rows([replace(row, values=self._kept(row)) for row in due])
 
     def write_interval(self, interval: LogInterval) -> None:
         """Forward a summary unchanged."""
-        self._sink.write_interval(interval)
+        self.inner.write_interval(interval)
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Forward an evaluation with the selected losses and perplexities."""
@@ -58,21 +53,21 @@ class FilterSink:
         losses = {name: loss for name, loss in evaluation.losses.items() if keep(name + VALIDATION)}
         perplexities = evaluation.perplexities and any(keep(name + PERPLEXITY) for name in losses)
         if losses:
-            self._sink.write_evaluation(replace(evaluation, losses=losses, perplexities=perplexities))
+            self.inner.write_evaluation(replace(evaluation, losses=losses, perplexities=perplexities))
 
     def write_file(self, path: Path, name: str) -> None:
         """Forward a file, if the sink stores files."""
-        if isinstance(self._sink, FileSink):
-            self._sink.write_file(path, name)
+        if isinstance(self.inner, FileSink):
+            self.inner.write_file(path, name)
 
     def fail(self) -> None:
         """Forward the notification that an error ended the run, if the sink supports it."""
-        if isinstance(self._sink, StatusSink):
-            self._sink.fail()
+        if isinstance(self.inner, StatusSink):
+            self.inner.fail()
 
     def close(self) -> None:
         """Close the sink."""
-        self._sink.close()
+        self.inner.close()
 
     def _kept(self, row: MetricsRow) -> dict[str, float]:
         return {name: value for name, value in row.values.items() if self._keep(name)}

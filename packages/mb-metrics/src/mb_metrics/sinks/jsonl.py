@@ -78,14 +78,12 @@ class JsonlSink(Sink):
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write one line per step."""
-        self._append([_row_object(row) for row in rows])
+        self._append([_object(row) for row in rows])
         self._last = rows[-1] if rows else self._last
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write a separate line."""
-        self._append(
-            [_object(evaluation.step, evaluation.time, evaluation.consumed_samples, evaluation.values)]
-        )
+        self._append([_object(evaluation)])
         self._last = evaluation
 
     def fail(self) -> None:
@@ -117,7 +115,11 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
     Raises:
         DamagedRunFileError: a line, other than the last, is not a JSON object with a step.
     """
-    for _, row in _lines(Path(path)):
+    path = Path(path)
+    for number, (line, _) in enumerate(_steps(path), start=1):
+        row = _parse(line)
+        if row is None:
+            raise _damaged_line(path, number, line)
         if end_of_run(row) is None:
             yield {
                 name: NOT_FINITE[value] if isinstance(value, str) else value for name, value in row.items()
@@ -130,20 +132,15 @@ def end_of_run(row: Mapping[str, object]) -> str | None:
     return end if isinstance(end, str) and end in _ENDS else None
 
 
-def _row_object(row: MetricsRow) -> dict[str, object]:
-    values = _object(row.step, row.time, row.consumed_samples, row.values)
-    return {**values, "skipped": True} if row.skipped else values
-
-
-def _object(
-    step: int, time: float, consumed_samples: int | None, values: Mapping[str, float]
-) -> dict[str, object]:
-    line: dict[str, object] = {"step": step, "time": time}
-    if consumed_samples is not None:
-        line[CONSUMED_SAMPLES] = consumed_samples
-    return line | {
-        f"metric/{name}" if name in _OWN_KEYS else name: plain_number(value) for name, value in values.items()
-    }
+def _object(record: MetricsRow | Evaluation) -> dict[str, object]:
+    line: dict[str, object] = {"step": record.step, "time": record.time}
+    if record.consumed_samples is not None:
+        line[CONSUMED_SAMPLES] = record.consumed_samples
+    for name, value in record.values.items():
+        line[f"metric/{name}" if name in _OWN_KEYS else name] = plain_number(value)
+    if isinstance(record, MetricsRow) and record.skipped:
+        line["skipped"] = True
+    return line
 
 
 def plain_number(value: float) -> float | str:
@@ -192,17 +189,6 @@ def _steps(path: Path) -> Iterator[tuple[bytes, int]]:
             row = _parse(line)
             if row is not None:
                 yield line.rstrip(b"\n") + b"\n", row["step"]
-            elif line.endswith(b"\n"):
-                raise _damaged_line(path, number, line)
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line and its object, without an incomplete last line."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            row = _parse(line)
-            if row is not None:
-                yield line.rstrip(b"\n"), row
             elif line.endswith(b"\n"):
                 raise _damaged_line(path, number, line)
 

@@ -16,9 +16,8 @@ from mlflow.tracking import MlflowClient
 from mb_metrics.names import different_mlflow_names
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.sinks.host_run import PREFIX, prefixed, require_no_prefix, require_one_run
 from mb_metrics.sinks.sink import Sink
-from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
+from mb_metrics.sinks.tracker_run import PREFIX, TrackerRun, TrackerRunFile, prefixed, require_one_run
 
 _Item = TypeVar("_Item")
 
@@ -84,12 +83,9 @@ class MlflowSink(Sink):
             "description": description,
         }
         settings |= {"run_file": run_file, "resume_step": resume_step, "config": config}
-        require_one_run("MlflowSink", run=run, new="experiment", settings=settings)
-        if run is None:
-            require_no_prefix("MlflowSink", prefix)
+        require_one_run("MlflowSink", run=run, prefix=prefix, new="experiment", settings=settings)
         self._is_host_run = run is not None
-        prefix_of_host_run = PREFIX if prefix is None else prefix
-        self._prefix = "" if run is None else prefix_of_host_run
+        self._prefix = "" if run is None else PREFIX if prefix is None else prefix
         self._experiment = experiment
         self._run_name = run_name
         self._uri = tracking_uri

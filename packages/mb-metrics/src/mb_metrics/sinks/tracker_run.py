@@ -1,4 +1,4 @@
-"""Run id of a tracker, stored in a file of the run folder so that a resumed job continues the same run."""
+"""Run of a tracker: one that the calling program has opened, or a new one, whose id a resumed job reads from a file."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +7,47 @@ from operator import index
 from pathlib import Path
 
 from mb_metrics.errors import DamagedRunFileError
+
+PREFIX = "mb_metrics/"
+"""Default prefix of the metrics in the run of another program, so that they do not replace its metrics."""
+
+
+def require_one_run(
+    sink: str, *, run: object | None, prefix: str | None, new: str, settings: Mapping[str, object]
+) -> None:
+    """Check that a sink has either an open run or the name under which it opens a new one.
+
+    Args:
+        sink: Name of the sink.
+        run: The open run; None: not given.
+        prefix: Prefix of the metrics in the open run; None: not given.
+        new: The setting that is required for a new run.
+        settings: Settings of a new run; None: not given.
+
+    Raises:
+        ValueError: neither a run nor `new` is given, or both, or a prefix without a run.
+    """
+    if run is None and settings[new] is None:
+        raise ValueError(
+            f"{sink}: neither {new} nor run is given ({new}=None, run=None), so there is no run to write to. Pass "
+            f"{new}= to open a run, or run= with a run that is already open."
+        )
+    set_names = [name for name, value in settings.items() if value is not None]
+    if run is not None and set_names:
+        raise ValueError(
+            f"{sink}: {', '.join(set_names)} cannot be combined with run, because an open run keeps the settings with "
+            "which it was opened. Omit them, or omit run to open a new one."
+        )
+    if run is None and prefix is not None:
+        raise ValueError(
+            f"{sink}: prefix ({prefix!r}) requires run, because a run that the sink opens has no other metrics. Omit "
+            "prefix, or pass run=."
+        )
+
+
+def prefixed(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return metrics under their names in the run of another program."""
+    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

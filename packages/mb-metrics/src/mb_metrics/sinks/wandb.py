@@ -7,6 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ from wandb.errors import CommError, UsageError
 
 from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.redact import hide_secrets
-from mb_metrics.sinks.host_run import require_no_prefix, require_one_run
 from mb_metrics.sinks.sink import Sink
-from mb_metrics.sinks.tracker_run import TrackerRun, TrackerRunFile
-from mb_metrics.sinks.wandb_host_run import WandbHostRun
+from mb_metrics.sinks.tracker_run import PREFIX, TrackerRun, TrackerRunFile, prefixed, require_one_run
 
 _logger = logging.getLogger(__name__)
+STEP_AXIS = "mb_metrics/step"
+"""Metric that is the x axis of all metrics that are added to the run of another program."""
 
 
 class WandbSink(Sink):
@@ -77,10 +78,12 @@ class WandbSink(Sink):
             "run_file": run_file,
         }
         settings |= {"resume_step": resume_step, "config": config, "mode": mode}
-        require_one_run("WandbSink", run=run, new="project", settings=settings)
-        if run is None:
-            require_no_prefix("WandbSink", prefix)
-            _require_no_commit(commit)
+        require_one_run("WandbSink", run=run, prefix=prefix, new="project", settings=settings)
+        if run is None and commit:
+            raise ValueError(
+                "WandbSink: commit requires run, because each row of a new run is a step of it. Omit commit, or pass "
+                "run=."
+            )
         self._host = None if run is None else WandbHostRun(run, prefix=prefix, commit=commit)
         self._settings: dict[str, Any] = {
             "project": project,
@@ -178,8 +181,60 @@ class WandbSink(Sink):
         return wandb.init(**self._settings, settings=settings, **identity)
 
 
-def _require_no_commit(commit: bool) -> None:
-    if commit:
-        raise ValueError(
-            "WandbSink: commit requires run, because each row of a new run is a step of it. Omit commit, or pass run=."
-        )
+class WandbHostRun:
+    """W&B run of the calling program, to which metrics are added.
+
+    W&B has one step counter per run, and drops what is logged for an earlier step. By default the counter is not
+    advanced: the metrics of a log interval are added to the current step of the program, without `commit`.
+
+    Args:
+        run: The run.
+        prefix: Prefix of the metrics; None: "mb_metrics/".
+        commit: If True, each row is logged as a step of the run, which advances its counter.
+    """
+
+    def __init__(self, run: Any, *, prefix: str | None, commit: bool) -> None:
+        self.run = run
+        self.commit = commit
+        self._prefix = PREFIX if prefix is None else prefix
+        self._rows: list[MetricsRow] = []
+        self._defined: set[str] = set()
+        self._counter: int | None = None
+        self._warned = False
+
+    def add_row(self, row: MetricsRow) -> None:
+        """Log a row, or keep it for the summary of its log interval."""
+        if self.commit:
+            self.log(row.step, row.values_and_samples)
+        else:
+            self._rows.append(row)
+
+    def add_interval(self, interval: LogInterval) -> None:
+        """Log the newest value of each metric, and the means of the losses, of the rows since the last call."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        kept = replace(interval, rows=tuple(rows))
+        self._warn_if_replaced()
+        self.log(rows[-1].step, kept.last.values_and_samples | kept.latest | kept.mean_losses)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log metrics of a step over the step axis."""
+        named = prefixed(values, self._prefix)
+        if not self._defined:
+            self.run.define_metric(STEP_AXIS, hidden=True)
+        for name in named.keys() - self._defined:
+            self.run.define_metric(name, step_metric=STEP_AXIS)
+        self._defined |= named.keys()
+        self.run.log({**named, STEP_AXIS: step}, commit=self.commit)
+
+    def _warn_if_replaced(self) -> None:
+        counter = self.run.step
+        if counter == self._counter and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "metrics: the program logs to its W&B run less often than once per log interval, so that only the "
+                "newest interval of each of its steps is kept. Set log_interval higher, or, if the program does not "
+                "pass step= to log(), WandbSink(..., commit=True)."
+            )
+        self._counter = counter

@@ -73,8 +73,7 @@ if TYPE_CHECKING:
     from mb_metrics import ModelNorms
     from mb_metrics.norms.model import Norms
     from mb_metrics.norms.modules import ModuleNorms
-    from mb_metrics.run.captured_logging import RankOutput
-    from mb_metrics.run.event_recorder import EventContext
+    from mb_metrics.run.logging_setup import RankOutput
     from mb_metrics.run.rank_console import RankConsole
     from mb_metrics.run.sections import (
         LocalModules,
@@ -83,7 +82,6 @@ if TYPE_CHECKING:
         TrainSection,
         WrapperSection,
     )
-    from mb_metrics.run.summary import SummaryContext
     from mb_metrics.run.training_context import MetricsContext, TrainCounters, TrainingStep
     from mb_metrics.run.training_context import SampleSizes as SampleSizesLike
     from mb_metrics.sinks.console import TextStream
@@ -220,12 +218,6 @@ if TYPE_CHECKING:
         return section
 
     def _(context: CallbackContext) -> MetricsContext:
-        return context
-
-    def _(context: CallbackContext) -> SummaryContext:
-        return context
-
-    def _(context: CallbackContext) -> EventContext:
         return context
 
     def _(result: StepResult) -> TrainingStep:

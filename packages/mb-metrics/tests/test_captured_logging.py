@@ -4,7 +4,7 @@ import logging
 import warnings
 
 from mb_metrics import LoggerConfig
-from mb_metrics.run.captured_logging import captured_records, captured_warnings
+from mb_metrics.run.logging_setup import captured_records, captured_warnings
 
 
 class Output:

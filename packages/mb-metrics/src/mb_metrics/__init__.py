@@ -115,9 +115,9 @@ if TYPE_CHECKING:
     from mb_metrics.run.memory_report import build_memory_report as build_memory_report
     from mb_metrics.run.output import MetricsOutput as MetricsOutput
     from mb_metrics.run.recorders import RunRecorders as RunRecorders
+    from mb_metrics.run.recorders import build_training_metrics as build_training_metrics
     from mb_metrics.run.recorders import record_run as record_run
     from mb_metrics.run.summary import RunSummary as RunSummary
-    from mb_metrics.run.training import build_training_metrics as build_training_metrics
     from mb_metrics.run.training_metrics import TrainingMetrics as TrainingMetrics
     from mb_metrics.sinks.background import BackgroundSink as BackgroundSink
     from mb_metrics.sinks.build import build_reductions as build_reductions

@@ -19,7 +19,7 @@ from mb_metrics.bench.kernels import WAITS
 from mb_metrics.bench.result import BenchResult
 from mb_metrics.recorder.clock import DeviceTimer
 from mb_metrics.recorder.interval import sum_if_known
-from mb_metrics.run.training import device_peak_tflops
+from mb_metrics.run.recorders import device_peak_tflops
 from mb_metrics.run.training_context import MetricsContext
 
 if TYPE_CHECKING:

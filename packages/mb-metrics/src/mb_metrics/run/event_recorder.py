@@ -3,39 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from mb_metrics.run.event_log import EventLog, LastStep
-from mb_metrics.run.training_context import TrainCounters
-from mb_schema.save_result import SaveResult
-
-
-class EndOfTraining(Protocol):
-    """Result of a training loop."""
-
-    @property
-    def reason(self) -> str:
-        """Reason for the end of training, such as "finished" or "signal"."""
-
-
-class EventContext(Protocol):
-    """Fields of a callback's context that `EventRecorder` reads."""
-
-    @property
-    def state(self) -> Any:
-        """Global state; `state.train_state` has the counters (`TrainCounters`)."""
-
-    @property
-    def total_loss_dict(self) -> Mapping[str, float] | None:
-        """Losses of a complete evaluation (on_eval_end)."""
-
-    @property
-    def outcome(self) -> EndOfTraining | None:
-        """Result of training (on_train_end); None if it ends with an exception."""
-
-    @property
-    def save(self) -> SaveResult | None:
-        """Result of a save (on_checkpoint_save, on_checkpoint_failed)."""
+from mb_metrics.run.training_context import MetricsContext, TrainCounters
 
 
 class EventRecorder:
@@ -87,7 +58,7 @@ class EventRecorder:
         elif error is not None and self._step is not None:
             self._events.write("stop", step=self._step, reason="failed")
 
-    def on_train_start(self, context: EventContext) -> None:
+    def on_train_start(self, context: MetricsContext) -> None:
         """Write the start or resume event: its duration, and the last step that a previous process recorded."""
         self._step = _step(context)
         fields = dict(self._description)
@@ -99,15 +70,15 @@ class EventRecorder:
             fields |= self._resume_description
         self._events.write("resume" if self._step else "start", step=self._step, **fields)
 
-    def on_train_step_end(self, context: EventContext) -> None:
+    def on_train_step_end(self, context: MetricsContext) -> None:
         """Store the step, for a stop by an exception."""
         self._step = context.state.train_state.step
 
-    def on_eval_start(self, context: EventContext) -> None:
+    def on_eval_start(self, context: MetricsContext) -> None:
         """Store the start time of the evaluation."""
         self._evaluation_start = self._clock()
 
-    def on_eval_end(self, context: EventContext) -> None:
+    def on_eval_end(self, context: MetricsContext) -> None:
         """Write the losses of an evaluation."""
         start = self._evaluation_start
         seconds = {} if start is None else {"seconds": self._clock() - start}
@@ -115,7 +86,7 @@ class EventRecorder:
             "evaluation", step=_step(context), losses=dict(context.total_loss_dict or {}), **seconds
         )
 
-    def on_checkpoint_save(self, context: EventContext) -> None:
+    def on_checkpoint_save(self, context: MetricsContext) -> None:
         """Write a complete checkpoint, with the time for which it held training."""
         save = context.save
         if save is not None:
@@ -127,17 +98,17 @@ class EventRecorder:
                 bytes=save.total_bytes,
             )
 
-    def on_checkpoint_failed(self, context: EventContext) -> None:
+    def on_checkpoint_failed(self, context: MetricsContext) -> None:
         """Write a failed save, with its reason."""
         if context.save is not None:
             self._events.write("save_failed", step=context.save.step, reason=context.save.message)
 
-    def on_train_end(self, context: EventContext) -> None:
+    def on_train_end(self, context: MetricsContext) -> None:
         """Store the step and the reason of the end of training."""
         reason = context.outcome.reason if context.outcome else "failed"
         self._stop = {"step": _step(context), "reason": reason}
 
 
-def _step(context: EventContext) -> int:
+def _step(context: MetricsContext) -> int:
     counters: TrainCounters = context.state.train_state
     return counters.step

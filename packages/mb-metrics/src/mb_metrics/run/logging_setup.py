@@ -1,8 +1,11 @@
-"""Setup of Python's logging from a `LoggerConfig`."""
+"""Python's logging in a run: levels and filters of a `LoggerConfig`, and records in the output of a rank."""
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from mb_metrics.config import LoggerConfig
 from mb_metrics.errors import MetricsError
@@ -64,3 +67,62 @@ def _level_of(environment: Mapping[str, str]) -> int:
             f"{_LEVEL}: not a logging level ({text!r}). Levels are numbers: 10 for DEBUG, 20 for INFO, 30 for "
             "WARNING. Set a number, or set logger.logging_level."
         ) from error
+
+
+class RankOutput(Protocol):
+    """Output of a rank: a console, and a log that receives everything."""
+
+    def print(self, text: str, /) -> object:
+        """Print a line, and log it."""
+
+    def log(self, text: str, /) -> object:
+        """Write lines to the log only."""
+
+
+@contextmanager
+def captured_records(output: RankOutput, settings: LoggerConfig) -> Iterator[None]:
+    """Log the records of Python's loggers while the block runs, and print warnings of the trainer's packages.
+
+    Levels and filters are set as by `configure_logging`.
+
+    Raises:
+        LoggingLevelError: the level in the environment is not a number.
+    """
+    root, handler = logging.getLogger(), _OutputHandler(output)
+    level = root.level
+    root.addHandler(handler)
+    try:
+        configure_logging(settings)
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+@contextmanager
+def captured_warnings(output: RankOutput) -> Iterator[None]:
+    """Write Python's warnings to the log instead of stderr while the block runs."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *position: Any, **rest: Any) -> None:
+        output.log(warnings.formatwarning(message, category, *position[:2]))
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+class _OutputHandler(logging.Handler):
+    def __init__(self, output: RankOutput) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print records of the trainer's own packages from level WARNING on, and write the others to the log."""
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        if record.levelno >= logging.WARNING and record.name.startswith(OWN_LOGGERS):
+            self._output.print(text)
+        else:
+            self._output.log(f"{record.name}: {text}")

@@ -1,18 +1,33 @@
-"""Callbacks that record a run: its metrics, its events and its memory. Adapter for torch."""
+"""Callbacks that record a run, from its configuration: metrics, events and memory. Adapter for torch."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
+import torch
+from torch.distributed import ProcessGroup
+
+from mb_metrics.flops.model import model_flops_per_token
+from mb_metrics.flops.model_shape import UnknownFlopsError
+from mb_metrics.flops.peaks import layer_precision, peak_tflops
+from mb_metrics.norms.model import Norms, build_norms
 from mb_metrics.norms.tensors import TensorNorms, build_tensor_norms
+from mb_metrics.recorder.auxiliary_losses import build_auxiliary_losses
+from mb_metrics.recorder.energy import EnergySampler
+from mb_metrics.recorder.memory_sampler import add_stage_reductions, add_stage_values
+from mb_metrics.recorder.metrics import Metrics
 from mb_metrics.recorder.recorded_steps import Value
 from mb_metrics.run.event_recorder import EventRecorder
 from mb_metrics.run.memory_report import MemoryReport, build_memory_report
 from mb_metrics.run.output import MetricsOutput
 from mb_metrics.run.sections import MeasuredModel, MetricsSettings
-from mb_metrics.run.training import build_training_metrics
 from mb_metrics.run.training_context import SampleSizes
-from mb_metrics.run.training_metrics import TrainingMetrics
+from mb_metrics.run.training_metrics import IntervalValues, TrainingMetrics
+from mb_metrics.sinks.build import build_reductions, build_samplers
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +98,113 @@ def record_run(
         folder = None if output is None else output.folder
         norms = build_tensor_norms(config, model, folder=folder)
         yield RunRecorders(metrics=metrics, events=events, memory=memory, tensor_norms=norms)
+
+
+def build_training_metrics(
+    config: MetricsSettings,
+    model: MeasuredModel,
+    *,
+    output: MetricsOutput | None,
+    start_step: int = 0,
+    sample_sizes: SampleSizes | None = None,
+    norms: Norms | None = None,
+    flops: float | None = None,
+    step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
+) -> TrainingMetrics:
+    """Return the callback that records a training run; with several pipeline stages, samples are kept per stage.
+
+    All ranks call it, after the model is built and the GPU of this process is selected: gradient norms gather the
+    parameter names of all pipeline stages.
+
+    Args:
+        config: Sections of the run. With `logger.skip_train_metrics_log` nothing is recorded.
+        model: The wrapped model.
+        output: Destinations; None on every rank but the one that writes.
+        start_step: Step of the checkpoint that the run resumes from; 0 without one.
+        sample_sizes: Average sizes of training samples, if they differ in length.
+        norms: Norms of a model with a custom parallel layout; None: those of `model`.
+        flops: Model FLOPs of one token, for a model with frozen weights or adapters; None: those of a model whose
+            weights are all trained.
+        step_values: Functions that return host metrics of each step.
+
+    Raises:
+        ModuleNotFoundError: a back-end is enabled and not installed.
+    """
+    logger, groups = config.logger, model.groups
+    records = not logger.skip_train_metrics_log
+    gradients = records and logger.log_l2_norm_grad_to_tensorboard
+    if norms is None:
+        norms = build_norms(model, gradients=gradients, megatron_fsdp=config.ddp.use_megatron_fsdp)
+    if flops is None:
+        flops = flops_per_token(config.model, vocab_size=model.vocab_size, sample_sizes=sample_sizes)
+        _warn_of_frozen(model.chunks)
+    stage, stages = groups.pp.rank(), groups.pp.size()
+    reductions = add_stage_reductions(build_reductions(logger), stages=stages)
+    samplers = build_samplers(logger, start_step=start_step)
+    metrics = Metrics(
+        [] if output is None else output.sinks(logger, start_step=start_step),
+        log_interval=logger.log_interval,
+        throughput_window=logger.throughput_window_size,
+        micro_batch_size=config.train.micro_batch_size,
+        total_steps=config.train.train_iters,
+        total_samples=config.train.train_samples,
+        flops_per_token=flops,
+        peak_tflops=device_peak_tflops(config.model),
+        group=torch.distributed.group.WORLD if reductions else None,
+        reduce=reductions,
+        samplers=[add_stage_values(sampler, stage=stage, stages=stages) for sampler in samplers],
+        time_unit=logger.runtime_time_unit if logger.log_runtime_to_tensorboard else None,
+    )
+    if output is not None and output.config_file is not None:
+        metrics.keep_file(output.config_file)
+    interval_values: list[IntervalValues] = []
+    if records:
+        pp_group, dp_group = cast("ProcessGroup", groups.pp), cast("ProcessGroup", groups.dp)
+        interval_values.append(
+            build_auxiliary_losses(config.model, pp_group=pp_group, dp_group=dp_group, device=model.device)
+        )
+    return TrainingMetrics(
+        metrics,
+        samples_per_microbatch=(config.train.micro_batch_size or 1) * groups.dp.size(),
+        flops_per_token=flops,
+        tokens_per_sample=None if sample_sizes is None else sample_sizes.tokens,
+        gradient_norms=norms.gradients if gradients else None,
+        parameter_norm=norms.parameters if records and logger.log_params_norm else None,
+        interval_values=interval_values,
+        step_values=step_values,
+        pausable=[sampler for sampler in samplers if isinstance(sampler, EnergySampler)],
+        decoupled_rate=config.optimizer.decoupled_lr is not None,
+    )
+
+
+def flops_per_token(model: Any, *, vocab_size: int, sample_sizes: SampleSizes | None) -> float | None:
+    """Return the model FLOPs of one token, forward and backward; None, with a warning, if they are not known."""
+    length = model.seq_length if sample_sizes is None else sample_sizes.attention_length
+    try:
+        return model_flops_per_token(model, seq_length=length, vocab_size=vocab_size).total
+    except UnknownFlopsError as error:
+        _logger.warning("no TFLOP/s: %s", error)
+        return None
+
+
+def _warn_of_frozen(chunks: Sequence[Any]) -> None:
+    """Warn if weights of this rank are frozen, because the FLOPs are those of a model that is trained completely."""
+    weights = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.dim() > 1]
+    frozen = sum(parameter.numel() for parameter in weights if not parameter.requires_grad)
+    if frozen:
+        _logger.warning(
+            "TFLOP/s and MFU are too high: %s of %s parameters of this rank are frozen, and their gradients are "
+            "counted. Pass `flops`.",
+            f"{frozen:,}",
+            f"{sum(parameter.numel() for parameter in weights):,}",
+        )
+
+
+def device_peak_tflops(model: Any) -> float | None:
+    """Return the dense peak TFLOP/s of the current GPU in the precision of the layers.
+
+    None on a CPU or an unknown GPU.
+    """
+    if not torch.cuda.is_available():
+        return None
+    return peak_tflops(torch.cuda.get_device_name(), layer_precision(model))

@@ -2,30 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
 
-from mb_metrics.run.training_context import TrainCounters, TrainingStep
+from mb_metrics.run.training_context import MetricsContext, TrainCounters
 
 LANGUAGE_MODEL_LOSS = "lm loss"
 """Megatron's name of the loss of a language model."""
-
-
-class SummaryContext(Protocol):
-    """Fields of a callback's context that `RunSummary` reads."""
-
-    @property
-    def state(self) -> Any:
-        """Global state; `state.train_state` has the counters (`TrainCounters`)."""
-
-    @property
-    def result(self) -> TrainingStep | None:
-        """Result of the step (on_train_step_end)."""
-
-    @property
-    def total_loss_dict(self) -> Mapping[str, float] | None:
-        """Losses of an evaluation or of the test; None if it was aborted."""
 
 
 class RunSummary:
@@ -56,11 +39,11 @@ class RunSummary:
         self._best: tuple[float, int] | None = None
         self._test: dict[str, float] = {}
 
-    def on_train_start(self, context: SummaryContext) -> None:
+    def on_train_start(self, context: MetricsContext) -> None:
         """Start the clock."""
         self._started = self._clock()
 
-    def on_train_step_end(self, context: SummaryContext) -> None:
+    def on_train_step_end(self, context: MetricsContext) -> None:
         """Count a step and its tokens."""
         self._steps += 1
         if context.result is None:
@@ -68,7 +51,7 @@ class RunSummary:
         each = self._tokens_per_sample
         self._tokens += (context.result.tokens or 0) if each is None else round(context.result.samples * each)
 
-    def on_eval_end(self, context: SummaryContext) -> None:
+    def on_eval_end(self, context: MetricsContext) -> None:
         """Keep the lowest loss; NaN and an evaluation that was aborted do not count."""
         if context.total_loss_dict is None:
             return
@@ -78,7 +61,7 @@ class RunSummary:
         if loss is not None and not math.isnan(loss) and (self._best is None or loss < self._best[0]):
             self._best = loss, counters.step
 
-    def on_test_end(self, context: SummaryContext) -> None:
+    def on_test_end(self, context: MetricsContext) -> None:
         """Keep the losses of the test."""
         self._test = dict(context.total_loss_dict or {})
 

@@ -67,8 +67,16 @@ class TrainingStep(Protocol):
         """Tokens trained on, over all ranks, padding included; None: not known."""
 
 
+class EndOfTraining(Protocol):
+    """Result of a training loop."""
+
+    @property
+    def reason(self) -> str:
+        """Reason for the end of training, such as "finished" or "signal"."""
+
+
 class MetricsContext(Protocol):
-    """Fields of a callback's context that `TrainingMetrics` reads."""
+    """Fields of a callback's context that the callbacks of this package read."""
 
     @property
     def state(self) -> Any:
@@ -84,11 +92,18 @@ class MetricsContext(Protocol):
 
     @property
     def total_loss_dict(self) -> Mapping[str, float] | None:
-        """Losses of a complete evaluation (on_eval_end); None on ranks without them."""
+        """Losses of a complete evaluation (on_eval_end) or of the test (on_test_end).
+
+        None on ranks without them, and if it was aborted.
+        """
 
     @property
     def save(self) -> SaveResult | None:
-        """Result of a save (on_checkpoint_save)."""
+        """Result of a save (on_checkpoint_save, on_checkpoint_failed)."""
+
+    @property
+    def outcome(self) -> EndOfTraining | None:
+        """Result of training (on_train_end); None if it ends with an exception."""
 
     @property
     def checkpoint_work(self) -> str | None:

@@ -1,4 +1,4 @@
 """Parsers that convert logs of trainers to metrics records.
 
-`log.py` parses a complete log; `megatron.py`, `step_time.py` and `torchtitan.py` parse its lines.
+`log.py` parses a complete log; `megatron.py` and `torchtitan.py` parse its lines.
 """

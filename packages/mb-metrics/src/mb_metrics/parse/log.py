@@ -1,7 +1,7 @@
 """Parser for a complete log of a trainer, with detection of its format."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -10,8 +10,14 @@ from typing import Literal, get_args
 from mb_metrics import names
 from mb_metrics.errors import MetricsError
 from mb_metrics.parse.log_lines import SKIPPED_STEPS, LineDefect, without_colours
-from mb_metrics.parse.megatron import IterationLine, event_line, iteration_lines, validation_line
-from mb_metrics.parse.step_time import StepTimeLine, step_time_of_line
+from mb_metrics.parse.megatron import (
+    IterationLine,
+    StepTimeLine,
+    event_line,
+    iteration_lines,
+    step_time_of_line,
+    validation_line,
+)
 from mb_metrics.parse.torchtitan import torchtitan_line
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.run.events import RunEvent
@@ -156,7 +162,7 @@ class _LogReader:
 
     def read(self, line: str) -> None:
         """Parse one line."""
-        for parsed in _READERS[self._format](line, self._last.step if self._last else None):
+        for parsed in _parsed(line, self._format, self._last.step if self._last else None):
             if isinstance(parsed, LineDefect):
                 self._counts[parsed] += 1
             elif isinstance(parsed, IterationLine):
@@ -216,37 +222,16 @@ class _LogReader:
             self._records[self._row] = replace(self._last, values=values)
 
 
-def _megatron(line: str, last_step: int | None) -> Iterator[_Parsed]:
-    yield from iteration_lines(line)
-    evaluation = validation_line(line, last_step=last_step)
-    event = event_line(line)
-    yield from (record for record in (evaluation, event) if record is not None)
-
-
-def _with_step_time(line: str, last_step: int | None) -> Iterator[_Parsed]:
-    yield from _megatron(line, last_step)
-    yield from _step_time(line, last_step)
-
-
-def _step_time(line: str, last_step: int | None) -> Iterator[_Parsed]:
-    step_time = step_time_of_line(line)
-    if step_time is not None:
-        yield step_time
-
-
-def _torchtitan(line: str, last_step: int | None) -> Iterator[_Parsed]:
-    row_or_defect = torchtitan_line(line, last_step=last_step)
-    if row_or_defect is not None:
-        yield row_or_defect
-
-
-_READERS: dict[LogFormat, Callable[[str, int | None], Iterator[_Parsed]]] = {
-    "mb": _with_step_time,
-    "megatron-bridge": _with_step_time,
-    "megatron-lm": _megatron,
-    "torchtitan": _torchtitan,
-    "cloudai": _step_time,
-}
+def _parsed(line: str, format: LogFormat, last_step: int | None) -> Iterator[_Parsed]:
+    """Yield what a line contains in a format; `last_step` is the step of a record that has none."""
+    found: list[_Parsed | None] = []
+    if format == "torchtitan":
+        found.append(torchtitan_line(line, last_step=last_step))
+    elif format != "cloudai":
+        found += [*iteration_lines(line), validation_line(line, last_step=last_step), event_line(line)]
+    if format in ("mb", "megatron-bridge", "cloudai"):
+        found.append(step_time_of_line(line))
+    return (each for each in found if each is not None)
 
 
 def timed(rows: Iterable[MetricsRow]) -> Iterator[MetricsRow]:

@@ -21,6 +21,13 @@ _EVENTS = {
         r"successfully loaded checkpoint from .*?iteration\s+(\d{1,18})|^\s*resumed from .* at step (\d{1,18})\s*$"
     ),
 }
+_STEP_TIME = re.compile(
+    r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",
+    re.IGNORECASE,
+)
+_STEP_TIME_BEGIN = re.compile(r"Step Time\s*:", re.IGNORECASE)
+_TOKENS = re.compile(r"\|\s*tokens per second:\s*([0-9.]+)\s*(?:\||$)")
+_MFU = re.compile(r"\|\s*MFU:\s*([0-9.]+)% of [0-9.]+ TFLOP/s")
 _CONSUMED = "consumed samples"
 _LAST_PIECE = "number of nan iterations"
 _NAMES = {
@@ -140,3 +147,36 @@ def event_line(line: str) -> RunEvent | None:
         if match:
             return RunEvent(kind=kind, time=last_stamp(line[: match.start()]), step=int(match[1] or match[2]))
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeLine:
+    """Parsed step-time line."""
+
+    values: dict[str, float]
+    """Values of the line as metrics; 0.0 TFLOP/s means "not known" and is omitted."""
+    time: float
+    """Time stamp before the line; NaN: none."""
+
+
+def step_time_of_line(line: str) -> StepTimeLine | LineDefect | None:
+    """Return the step-time line in a line of text, which CloudAI reads, too; None if there is none."""
+    begin = _STEP_TIME_BEGIN.search(line)
+    if begin is None:
+        return None
+    found = _STEP_TIME.search(line, begin.start())
+    if found is None:
+        return (
+            LineDefect.CUT
+            if line[begin.end() :].count(":") < 1 or "TFLOP" not in line
+            else LineDefect.MALFORMED
+        )
+    values = {names.ITERATION_TIME: float(found[1])}
+    if float(found[2]) > 0:
+        values[names.TFLOPS_PER_DEVICE] = float(found[2])
+    tokens, mfu = _TOKENS.search(line, found.end()), _MFU.search(line, found.end())
+    if tokens:
+        values["throughput/tokens_per_sec"] = float(tokens[1])
+    if mfu:
+        values[names.MFU] = float(mfu[1]) / 100
+    return StepTimeLine(values=values, time=last_stamp(line[: begin.start()]))

@@ -1,7 +1,6 @@
 """Parsers for lines of torchtitan: step, evaluation, checkpoint."""
 
 import re
-from dataclasses import dataclass
 
 from mb_metrics import names
 from mb_metrics.parse.log_lines import LineDefect, last_stamp, number
@@ -26,12 +25,6 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LineValues:
-    values: dict[str, float]
-    is_complete: bool
-
-
 def torchtitan_line(
     line: str, *, last_step: int | None
 ) -> MetricsRow | Evaluation | RunEvent | LineDefect | None:
@@ -45,18 +38,16 @@ def torchtitan_line(
     head = _HEAD.search(line)
     if head is None:
         return None
-    read = _values(line[head.end() :], last="tps" if head[1] else "mfu")
-    if isinstance(read, LineDefect):
-        return read
-    if not read.is_complete:
-        return LineDefect.CUT
+    values = _values(line[head.end() :], last="tps" if head[1] else "mfu")
+    if isinstance(values, LineDefect):
+        return values
     time, step = last_stamp(line[: head.start()]), int(head[2])
     if head[1]:
-        return Evaluation(step=step, time=time, losses={LOSS: read.values[LOSS]}, consumed_samples=None)
-    return MetricsRow(step=step, time=time, values=read.values, skipped=False, consumed_samples=None)
+        return Evaluation(step=step, time=time, losses={LOSS: values[LOSS]}, consumed_samples=None)
+    return MetricsRow(step=step, time=time, values=values, skipped=False, consumed_samples=None)
 
 
-def _values(text: str, *, last: str) -> _LineValues | LineDefect:
+def _values(text: str, *, last: str) -> dict[str, float] | LineDefect:
     values: dict[str, float] = {}
     is_complete = False
     for name, written in _PIECE.findall(text):
@@ -75,4 +66,4 @@ def _values(text: str, *, last: str) -> _LineValues | LineDefect:
             if value is not None:
                 values[_NAMES.get(name, name)] = value
             is_complete = is_complete or name == last
-    return _LineValues(values=values, is_complete=is_complete and LOSS in values)
+    return values if is_complete and LOSS in values else LineDefect.CUT

@@ -128,9 +128,9 @@ def build_tensor_norms(
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Statistics:
-    """Statistics of the elements of a tensor over several microbatches, on the device."""
+    """Statistics of the elements of a tensor, on its device; added up over microbatches and ranks."""
 
     squares: Tensor
     """Sum of the squares of finite elements, float64."""
@@ -150,45 +150,26 @@ class _Statistics:
             non_finite=(~finite).sum(),
         )
 
-    def add(self, other: "_Statistics") -> None:
-        self.squares = self.squares + other.squares
-        self.count += other.count
-        self.largest = torch.maximum(self.largest, other.largest)
-        self.non_finite = self.non_finite + other.non_finite
-
-    def on_host(self) -> "_HostStatistics":
-        """Return the statistics as numbers; waits for the device."""
-        return _HostStatistics(
-            squares=float(self.squares),
-            count=self.count,
-            largest=float(self.largest),
-            non_finite=int(self.non_finite),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HostStatistics:
-    """Statistics of a tensor on the host, which ranks exchange."""
-
-    squares: float
-    count: int
-    largest: float
-    non_finite: int
-
-    def __add__(self, other: "_HostStatistics") -> "_HostStatistics":
-        return _HostStatistics(
+    def __add__(self, other: "_Statistics") -> "_Statistics":
+        return _Statistics(
             squares=self.squares + other.squares,
             count=self.count + other.count,
-            largest=max(self.largest, other.largest),
+            largest=torch.maximum(self.largest, other.largest),
             non_finite=self.non_finite + other.non_finite,
         )
+
+    def to_host(self) -> "_Statistics":
+        """Return a copy on the host, which ranks exchange; waits for the device."""
+        tensors = (self.squares, self.largest, self.non_finite)
+        squares, largest, non_finite = (tensor.cpu() for tensor in tensors)
+        return _Statistics(squares=squares, count=self.count, largest=largest, non_finite=non_finite)
 
     def row(self) -> dict[str, float | str]:
         """Return the statistics as they are written to the file."""
         return {
-            "rms": plain_number((self.squares / max(self.count, 1)) ** 0.5),
-            "max_abs": plain_number(self.largest),
-            "non_finite": self.non_finite,
+            "rms": plain_number((float(self.squares) / max(self.count, 1)) ** 0.5),
+            "max_abs": plain_number(float(self.largest)),
+            "non_finite": int(self.non_finite),
         }
 
 
@@ -215,9 +196,11 @@ class _OutputWatch:
             tensor = next(_floating_point(output), None)
             if tensor is None or not torch.is_grad_enabled():
                 return  # with recomputation of activations, the second forward pass is counted
-            _add(self.outputs, name, tensor)
+            _add(self.outputs, name, _Statistics.of(tensor))
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: _add(self.gradients, name, gradient))  # type: ignore[no-untyped-call]
+                tensor.register_hook(  # type: ignore[no-untyped-call]
+                    lambda gradient: _add(self.gradients, name, _Statistics.of(gradient))
+                )
 
         return on_output
 
@@ -237,25 +220,21 @@ def _floating_point(output: Any) -> Iterator[Tensor]:
             yield item
 
 
-def _add(table: dict[str, _Statistics], name: str, tensor: Tensor) -> None:
-    statistics = _Statistics.of(tensor)
-    if name in table:
-        table[name].add(statistics)
-    else:
-        table[name] = statistics
+def _add(table: dict[str, _Statistics], name: str, statistics: _Statistics) -> None:
+    table[name] = table[name] + statistics if name in table else statistics
 
 
 def _over_ranks(table: Mapping[str, _Statistics]) -> dict[str, dict[str, float | str]]:
     """Return the statistics over all ranks, by the order of the stages. Collective over the world."""
-    own = {name: statistics.on_host() for name, statistics in table.items()}
+    own = {name: statistics.to_host() for name, statistics in table.items()}
     by_rank: list[Any] = [own]
     if dist.is_initialized() and dist.get_world_size() > 1:
         by_rank = [None] * dist.get_world_size()
         dist.all_gather_object(by_rank, own)
-    combined: dict[str, _HostStatistics] = {}
+    combined: dict[str, _Statistics] = {}
     for of_rank in by_rank:
         for name, statistics in of_rank.items():
-            combined[name] = combined[name] + statistics if name in combined else statistics
+            _add(combined, name, statistics)
     return {name: statistics.row() for name, statistics in combined.items()}
 
 

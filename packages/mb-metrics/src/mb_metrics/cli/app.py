@@ -120,19 +120,12 @@ class ReportOptions:
     def run(self, baselines: "Baselines") -> None:
         """Write or serve the report. `baselines` are the settings that those of a run folder are compared with."""
         module = import_module("mb_metrics.cli.report")
-        metric_names = MetricNames(losses=tuple(self.losses or ()), learning_rate=self.learning_rate)
-        if self.serve:
-            module.serve(self.runs or [], port=self.port, baselines=baselines, metric_names=metric_names)
-            return
-        module.report(
-            self.runs or [],
-            logs=self.from_log or [],
-            log_format=self.log_format,
-            out=self.out,
-            as_json=self.as_json,
-            baselines=baselines,
-            metric_names=metric_names,
-        )
+        (module.serve if self.serve else module.report)(self, baselines)
+
+    @property
+    def metric_names(self) -> MetricNames:
+        """Names of the losses and of the learning rate."""
+        return MetricNames(losses=tuple(self.losses or ()), learning_rate=self.learning_rate)
 
 
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --out compared.html")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
+from mb_metrics.cli.app import ReportOptions
 from mb_metrics.errors import ReportWriteError
-from mb_metrics.parse.log import LogFormat
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
 from mb_metrics.report.run_history import RunHistory
@@ -26,38 +26,35 @@ Baselines = Mapping[Path, BaselineConfiguration]
 """Run folder to the baseline of its settings; without one, they are not compared."""
 
 
-def report(
-    runs: Sequence[Path],
-    *,
-    logs: Sequence[Path],
-    log_format: LogFormat | None,
-    out: Path | None,
-    as_json: bool,
-    baselines: Baselines,
-    metric_names: MetricNames,
-) -> None:
+def report(options: ReportOptions, baselines: Baselines) -> None:
     """Write a page on runs and logs and print its path, or print their statistics as JSON.
 
     Raises:
         MetricsError: a run or log cannot be read, or the page cannot be written.
     """
+    runs, logs, metric_names = options.runs or [], options.from_log or [], options.metric_names
     histories = [read_run_with_settings(run, baselines=baselines, metric_names=metric_names) for run in runs]
-    histories += [read_run_from_log(log, format=log_format, metric_names=metric_names) for log in logs]
+    histories += [
+        read_run_from_log(log, format=options.log_format, metric_names=metric_names) for log in logs
+    ]
     for history in histories:
         for note in history.notes:
             print(f"note: {history.source}: {note}", file=sys.stderr)
     now = time.time()
-    if as_json:
+    if options.as_json:
         statistics = [compute_run_statistics(history, now=now).as_json() for history in histories]
         print(json.dumps({"runs": statistics}, indent=1, allow_nan=False))
-    if out is not None or not as_json:
-        target = out or default_target(runs, logs)
-        _write(histories, target, now=now)
-        if not as_json:
+    if options.out is not None or not options.as_json:
+        target = options.out or default_target(runs, logs)
+        try:
+            write_report(histories, target, now=now)
+        except OSError as error:
+            raise ReportWriteError(f"{target}: cannot be written ({error}). Give another --out.") from error
+        if not options.as_json:
             print(target)
 
 
-def serve(runs: Sequence[Path], *, port: int, baselines: Baselines, metric_names: MetricNames) -> None:
+def serve(options: ReportOptions, baselines: Baselines) -> None:
     """Serve a page that follows runs, print its address, and return at an interrupt.
 
     Raises:
@@ -67,9 +64,9 @@ def serve(runs: Sequence[Path], *, port: int, baselines: Baselines, metric_names
         RunReader(
             run,
             configuration=read_configuration(folder_of_metrics(run), baselines=baselines),
-            metric_names=metric_names,
+            metric_names=options.metric_names,
         )
-        for run in runs
+        for run in options.runs or []
     ]
 
     def read() -> list[RunHistory]:
@@ -78,7 +75,7 @@ def serve(runs: Sequence[Path], *, port: int, baselines: Baselines, metric_names
         return [_with_user_settings(reader.run()) for reader in readers]
 
     read()
-    with ReportServer(read, port=port) as server:
+    with ReportServer(read, port=options.port) as server:
         print(server.url, flush=True)
         print(
             "This address is valid on this machine only. Ctrl-C ends the server, not the run.",
@@ -94,13 +91,6 @@ def default_target(runs: Sequence[Path], logs: Sequence[Path]) -> Path:
         return Path("report.html")
     (path,) = (*runs, *logs)
     return path / "report.html" if path.is_dir() else path.with_name(f"{path.stem}.report.html")
-
-
-def _write(histories: Sequence[RunHistory], target: Path, *, now: float) -> None:
-    try:
-        write_report(histories, target, now=now)
-    except OSError as error:
-        raise ReportWriteError(f"{target}: cannot be written ({error}). Give another --out.") from error
 
 
 def read_run_with_settings(
@@ -129,11 +119,9 @@ def read_configuration(run: Path, *, baselines: Baselines | None = None) -> RunC
     if not file.is_file():
         return None
     settings = parse_settings(file.read_bytes(), yaml)
-    return (
-        None
-        if settings is None
-        else compare_configuration(settings, None if baselines is None else baselines.get(run))
-    )
+    if settings is None:
+        return None
+    return compare_configuration(settings, None if baselines is None else baselines.get(run))
 
 
 def _with_user_settings(run: RunHistory) -> RunHistory:

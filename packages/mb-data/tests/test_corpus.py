@@ -115,6 +115,20 @@ def test_a_change_creates_another_corpus(config, text_folder, change):
     assert fingerprint(read_sources(config)[0], config) != before
 
 
+def test_a_byte_order_mark_is_no_part_of_a_document(config, text_folder):
+    mark = b"\xef\xbb\xbf"
+    (text_folder / "marked.txt").write_bytes(mark + b"to be")
+    (text_folder / "marked.csv").write_bytes(mark + b"text,source\nor not,play\n")
+    (text_folder / "only.txt").write_bytes(mark)
+    files, _ = read_sources(config)
+    texts = {document.name: document.text for document in read_documents(files, config)}
+    marked = {name: text for name, text in texts.items() if "marked" in name or "only" in name}
+    assert marked == {
+        f"{text_folder.name}/marked.txt": "to be",
+        f"{text_folder.name}/marked.csv:1": "or not",
+    }
+
+
 def test_a_moved_folder_is_the_same_corpus(config, text_folder, tmp_path):
     before = fingerprint(read_sources(config)[0], config)
     (tmp_path / "elsewhere").mkdir()

@@ -79,7 +79,7 @@ def read_chat_template(text: str | None, path: str | None) -> str | None:
     if path is None:
         return text
     try:
-        content = Path(path).read_text(encoding="utf-8")
+        content = Path(path).read_text(encoding="utf-8-sig")
     except (FileNotFoundError, IsADirectoryError) as error:
         raise DataPathError(
             f"{path}: no such file; conversations are rendered by its template. Correct tokenizer.chat_template_path."

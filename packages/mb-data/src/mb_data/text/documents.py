@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 26
 """Bytes of the longest JSON line. Parsing and tokenizing one takes some 18 times its size in memory."""
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines", ".ldjson")
 """Suffixes of JSON lines."""
@@ -111,7 +111,7 @@ def read_chunks(
             yield from _row_chunks(part, chunk_bytes, columns)
         else:
             with open_input(path) as raw, decompressed(raw, path) as stream:
-                content = stream.read().removeprefix(_BYTE_ORDER_MARK)
+                content = stream.read()
             reject_json_lines(content, path)
             yield DocumentChunk(
                 path=path, first_line=None, documents=[content], read_bytes=path.stat().st_size
@@ -182,7 +182,7 @@ def parse_object(line: bytes, *, location: object) -> dict[str, Any] | None:
     Raises:
         BadDocumentError: The line is not a JSON object in UTF-8.
     """
-    text = _decode(line, location=location).removeprefix("\ufeff")  # byte order mark of a file's first line
+    text = _decode(line, location=location)
     if not text.strip():
         return None
     try:
@@ -230,7 +230,7 @@ def reject_json_lines(content: bytes, path: Path, *, json_key: str | None = None
     Raises:
         BadDocumentError: The first line is such an object.
     """
-    first = content.lstrip(_BYTE_ORDER_MARK).partition(b"\n")[0]
+    first = content.lstrip(BYTE_ORDER_MARK).partition(b"\n")[0]
     if not first.startswith(b"{") or len(first) > LONGEST_LINE:
         return
     try:
@@ -311,8 +311,9 @@ def _row_chunks(part: InputRange, chunk_bytes: int, columns: Sequence[str] | Non
 
 
 def _decode(content: bytes, *, location: object) -> str:
+    """Return a text without the byte order mark with which the file may begin."""
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadDocumentError(
             f"{location}: is not UTF-8 ({error}). Convert the file, or remove it from the inputs."

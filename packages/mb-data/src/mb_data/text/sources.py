@@ -14,6 +14,7 @@ from mb_data.megatron.blend import SPLITS
 from mb_data.text.compressed import content_suffix, decompressed
 from mb_data.text.document_rows import DELIMITERS, is_table, reject_unsupported
 from mb_data.text.documents import (
+    BYTE_ORDER_MARK,
     LONGEST_LINE,
     DocumentChunk,
     decode_texts,
@@ -227,7 +228,7 @@ def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile 
     if _has_rows(path, config):
         return SourceFile(path=path, name=name, digest=_digest(path), has_rows=True)
     with path.open("rb") as raw, decompressed(raw, path) as stream:
-        content = stream.read()
+        content = stream.read().removeprefix(BYTE_ORDER_MARK)
     try:
         content.decode()
     except UnicodeDecodeError:
@@ -271,7 +272,7 @@ def _has_rows(path: Path, config: TextCorpusConfig) -> bool:
         if is_json(path):
             values = parse_object(first, location=str(path))
             return values is not None and config.json_key in values
-        names = first.decode().strip().split(DELIMITERS[suffix])
+        names = first.decode("utf-8-sig").strip().split(DELIMITERS[suffix])
     except (BadDocumentError, UnicodeDecodeError):
         return False
     return config.json_key in [name.strip('"') for name in names]

@@ -149,6 +149,14 @@ class TestLoad:
         config = TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(folder))
         assert load_tokenizer(config).eod == load_tokenizer(folder / "tokenizer.json").eod == 0
 
+    def test_another_end_of_document_is_another_tokenizer_for_caches(self, trained, tmp_path):
+        (tmp_path / "tokenizer.json").write_bytes((trained[1] / "tokenizer.json").read_bytes())
+        default = load_tokenizer(tmp_path).fingerprint
+        (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+        assert load_tokenizer(tmp_path).fingerprint == default
+        (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "x"}')
+        assert load_tokenizer(tmp_path).fingerprint != default
+
     @pytest.mark.parametrize("eos_token", ["x", {"content": "x"}])
     def test_the_settings_in_its_folder_may_name_the_end(self, trained, tmp_path, eos_token):
         (tmp_path / "tokenizer.json").write_bytes((trained[1] / "tokenizer.json").read_bytes())

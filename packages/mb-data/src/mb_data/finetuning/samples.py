@@ -29,7 +29,7 @@ from mb_data.loading.changed_files import require_complete
 from mb_data.text.documents import DocumentChunk, read_chunks
 from mb_data.text.input_files import input_files
 from mb_data.text.workers import map_in_order
-from mb_data.tokenizers.base import Tokenizer
+from mb_data.tokenizers.base import Tokenizer, end_document
 
 FORMAT_VERSION = 1
 """Version of the files on disk. Part of the fingerprint, so that a change of the format creates new folders."""
@@ -230,7 +230,7 @@ def encode_conversation(
     every text, such as a beginning-of-sequence token, appear only before the first turn. `begin` precedes it, unless
     the tokenizer adds it. With `add_sep`, `sep_id` precedes every answer.
     """
-    around, end = tokenizer.encode(""), tokenizer.eod
+    around = tokenizer.encode("")
     ids: list[int] = []
     loss_mask: list[bool] = []
     for turn in turns:
@@ -239,8 +239,8 @@ def encode_conversation(
         if options.add_sep and options.sep_id is not None:
             turn_ids = [*turn_ids[:answer_from], options.sep_id, *turn_ids[answer_from:]]
             answer_from += 1
-        if options.add_eos and turn_ids[-1:] != [end]:
-            turn_ids = [*turn_ids, end]
+        if options.add_eos:
+            turn_ids = end_document(turn_ids, tokenizer.eod)
         if begin is not None and not ids and turn_ids[:1] != [begin]:
             turn_ids, answer_from = [begin, *turn_ids], answer_from + 1
         first = _common_prefix_length(turn_ids, around) if ids else 0

@@ -15,7 +15,7 @@ from mb_data.text.indexed import IndexedSummary, IndexedWriter, token_dtype
 from mb_data.text.input_files import input_files
 from mb_data.text.selection import DUPLICATE, KEPT, Selection, SelectionReport, text_digest
 from mb_data.text.workers import map_in_order
-from mb_data.tokenizers.base import Tokenizer, encode_texts
+from mb_data.tokenizers.base import Tokenizer, encode_texts, end_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class ChunkEncoder:
             BadDocumentError: A document cannot be read.
             DocumentFunctionError: A function of the user failed.
         """
-        end = [self.tokenizer.eod] if self.append_eod else []
         report = SelectionReport()
         texts = [text for text, _ in self.selection.select(chunk, report)]
         if not self.selection.deduplicate:
             for text in texts:
                 report.add(KEPT, text)
-        # the post-processor of a tokenizer may have appended it
-        documents = [ids if ids[-1:] == end else ids + end for ids in encode_texts(self.tokenizer, texts)]
+        documents = encode_texts(self.tokenizer, texts)
+        if self.append_eod:
+            documents = [end_document(ids, self.tokenizer.eod) for ids in documents]
         dtype = token_dtype(self.tokenizer.vocab_size)
         return EncodedChunk(
             path=chunk.path,

@@ -20,7 +20,7 @@ from mb_data.megatron.blend import SPLITS
 from mb_data.progress import Progress
 from mb_data.text.indexed import IndexedWriter, token_dtype, verify_prefix
 from mb_data.text.sources import DocumentSplits, SourceFile, read_documents, read_sources, split_documents
-from mb_data.tokenizers.base import Tokenizer, is_read_from
+from mb_data.tokenizers.base import Tokenizer, end_document, is_read_from
 
 FORMAT_VERSION = 1
 """Version of the files on disk. Part of the fingerprint, so that a change of the format creates new corpora."""
@@ -160,9 +160,8 @@ def _tokenize(
                 if split not in writers:
                     dtype = token_dtype(tokenizer.vocab_size)
                     writers[split] = stack.enter_context(IndexedWriter(folder / split, dtype=dtype))
-                ids = tokenizer.encode(document.text)
-                # the post-processor of a tokenizer may have appended it
-                writers[split].add_document(ids if ids[-1:] == [tokenizer.eod] else [*ids, tokenizer.eod])
+                ids = end_document(tokenizer.encode(document.text), tokenizer.eod)
+                writers[split].add_document(ids)
                 documents[split] += 1
             if progress is not None:
                 progress("tokenize", num_done, len(files))

@@ -61,6 +61,11 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
+def end_document(ids: list[int], eod: int) -> list[int]:
+    """Return the ids of a document with one end-of-document id, which the tokenizer may have appended itself."""
+    return ids if ids[-1:] == [eod] else [*ids, eod]
+
+
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield each piece of text as soon as the bytes of its ids form complete characters."""
     pending: list[int] = []

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,11 @@ class JsonTokenizer:
         self._tokenizer.encode_special_tokens = True
         self._include_special_tokens = include_special_tokens
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        self.eod = _find_eod(self._tokenizer, source, settings)
+        eos = None if settings is None else _eos_in_settings(settings, source)
+        self.eod = _find_eod(self._tokenizer, (eos, *_EOD_NAMES), source)
         self.fingerprint = fingerprint_of(content, include_special_tokens=include_special_tokens)
+        if self.eod != _first_id(self._tokenizer, _EOD_NAMES):  # not determined by the content
+            self.fingerprint += f"-eod-{self.eod}"
         optional = {_SETTINGS: settings, TEMPLATE_FILE: chat_template}
         self.files: Mapping[str, bytes] = {"tokenizer.json": content} | {
             name: value for name, value in optional.items() if value is not None
@@ -233,7 +236,7 @@ def _byte_level(model: Any) -> Any:
 
 def _read_texts(files: Sequence[str | Path], progress: Progress | None) -> Iterator[str]:
     for number, file in enumerate(files, start=1):
-        yield Path(file).read_bytes().decode()
+        yield Path(file).read_bytes().decode("utf-8-sig")
         if progress is not None:
             progress("train tokenizer", number, len(files))
 
@@ -245,18 +248,21 @@ def _parse(content: bytes, file: Path) -> Any:
         raise TokenizerError(f"{file}: is not a tokenizer ({error}). Pass a tokenizer.json.") from error
 
 
-def _find_eod(tokenizer: Any, source: Path, settings: bytes | None) -> int:
-    """Return the end-of-document id: the token that the settings name, or else the first known name."""
-    named = None if settings is None else _eos_in_settings(settings, source)
-    names = (named, *_EOD_NAMES)
-    for name in names:
-        token_id: int | None = tokenizer.token_to_id(name) if name else None
-        if token_id is not None:
-            return token_id
-    raise TokenizerError(
-        f"{source}: has no token that ends a document (tried {', '.join(filter(None, names))}); documents could not "
-        "be separated. Set eos_token in a tokenizer_config.json in the same folder."
-    )
+def _first_id(tokenizer: Any, names: Iterable[str | None]) -> int | None:
+    """Return the id of the first name that the vocabulary contains."""
+    ids = (tokenizer.token_to_id(name) for name in names if name)
+    return next((token_id for token_id in ids if token_id is not None), None)
+
+
+def _find_eod(tokenizer: Any, names: Sequence[str | None], source: Path) -> int:
+    """Return the end-of-document id, which has the first of the names."""
+    token_id = _first_id(tokenizer, names)
+    if token_id is None:
+        raise TokenizerError(
+            f"{source}: has no token that ends a document (tried {', '.join(filter(None, names))}); documents could "
+            "not be separated. Set eos_token in a tokenizer_config.json in the same folder."
+        )
+    return token_id
 
 
 def _eos_in_settings(settings: bytes, source: Path) -> str | None:

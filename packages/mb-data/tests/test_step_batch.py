@@ -1,6 +1,7 @@
 """Samples of one step of a run, and the documents that they come from."""
 
 import json
+from itertools import islice
 
 import pytest
 
@@ -10,7 +11,18 @@ pytest.importorskip("megatron.core", reason="needs mb-data[mcore]")
 
 import yaml
 
-from mb_data import ByteTokenizer, GPTDatasetConfig, IndexedReader, SampleCounts, TokenizerConfig
+from mb_data import (
+    BatchIterators,
+    BatchSettings,
+    ByteTokenizer,
+    DataloaderConfig,
+    DataRanks,
+    GPTDatasetConfig,
+    IndexedReader,
+    RunDatasets,
+    SampleCounts,
+    TokenizerConfig,
+)
 from mb_data.errors import UnknownStepError
 from mb_data.loading.step_batch import batch_settings_of, datasets_of, find_step, step_sequences
 from mb_data.megatron.sample_indices import IndexRequest
@@ -116,6 +128,36 @@ def test_a_cyclic_order_is_that_of_the_seed(run, prefix):
     _, found = sequences(run, [prefix], 2, dataloader_type="cyclic")
     assert len({sequence.index for sequence in found}) == 4
     assert [sequence.index for sequence in found] != [4, 5, 6, 7]
+
+
+class LengthsOfIndex:
+    """Samples whose length sorts a global batch."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"tokens": [index] * self.length(index)}
+
+    def length(self, index):
+        return 1 + 7 * index % 5
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_batch_loader_has_the_batch_that_the_run_rounded_down(tmp_path, rank):
+    train = {"micro_batch_size": 2, "global_batch_size": 10, "decrease_batch_size_if_needed": True}
+    rows = [row(1, 8, 8, **{"world-size": 2}), row(2, 16, 8, **{"world-size": 2})]
+    run = write_run(tmp_path / "run", rows=rows, train=train)
+    section = DataloaderConfig(dataloader_type="batch", num_workers=0)
+    settings = BatchSettings(micro_batch_size=2, global_batch_size=10, round_down=True)
+    ranks = DataRanks(data_parallel_rank=rank, data_parallel_size=2)
+    dataset = LengthsOfIndex()
+    dataset.collate = lambda samples: [sample["tokens"][0] for sample in samples]
+    batches = BatchIterators(section=section, settings=settings, ranks=ranks)
+    trained = list(islice(batches.train(dataset, consumed_samples=8), 2))
+    datasets = RunDatasets(section=section, train=dataset, valid=None, test=None)
+    found = step_sequences(datasets, batch_settings_of(run), find_step(run, 2), rank=rank)
+    assert [sequence.index for sequence in found] == [index for batch in trained for index in batch]
 
 
 def test_a_rank_that_does_not_exist_is_an_error(run, prefix):

@@ -131,13 +131,11 @@ def _world_size(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> Any:
 
 
 def batch_settings_of(run: Path) -> BatchSettings:
-    """Return the batch sizes and the seed of a run folder's run_config.yaml."""
+    """Return the microbatch size and the seed of a run folder's run_config.yaml."""
     settings = _settings(run)
     train = settings.get("train") or {}
     return BatchSettings(
         micro_batch_size=train.get("micro_batch_size") or 1,
-        global_batch_size=train.get("global_batch_size"),
-        round_down=bool(train.get("decrease_batch_size_if_needed")),
         seed=(settings.get("rng") or {}).get("seed", 1234),
     )
 
@@ -171,7 +169,7 @@ def step_sequences(
 
     Args:
         datasets: Those of the run.
-        settings: Batch sizes and seed.
+        settings: Microbatch size and seed.
         position: The step.
         rank: Data-parallel rank; None: the sequences of all ranks.
 
@@ -193,7 +191,7 @@ def step_sequences(
         datasets.section,
         dataset,
         seed=settings.seed,
-        global_batch_size=settings.global_batch_size,
+        global_batch_size=position.samples,  # as it was rounded in the run
         consumed_samples=position.consumed,
         micro_batch_size=settings.micro_batch_size,
         data_parallel_rank=rank or 0,

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mb_data import FinetuningDatasetConfig
+from mb_data import (
+    ByteTokenizer,
+    DatasetBuildContext,
+    FinetuningDatasetConfig,
+    TokenizerConfig,
+    build_finetuning_datasets,
+)
+from mb_data.data_checks import dataset_facts, training_epoch_samples
 from mb_data.errors import DataPathError, FormatLibraryError
 from mb_data.finetuning import hub
 from mb_data.finetuning.hub_config import HFDatasetSourceConfig, PromptCompletionSFTPreprocessingConfig
@@ -72,8 +79,30 @@ def test_files_are_kept_until_they_are_to_be_written_again(section):
     first = written(config, "training")
     section.rows.write_text(json.dumps(ROWS[0]) + "\n")
     assert written(config, "training") == first
+    context = DatasetBuildContext(
+        train_samples=1, valid_samples=0, test_samples=0, tokenizer=ByteTokenizer(), reads_data=True
+    )
+    config.cache_dir = str(section.rows.parent / "cache")
+    assert build_finetuning_datasets(config, context)[0].epoch == 10
     config.hf_rewrite = True
-    assert len(written(config, "training")) == 1
+    assert build_finetuning_datasets(config, context)[0].epoch == 1
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.125, 1), (0.07, 1), (0.5, 4), (0.97, 8)])
+def test_a_proportion_is_one_of_the_rows_and_not_of_whole_percents(section, share, expected):
+    config = section(hf_validation_proportion=share)
+    config.hf_dataset.split = "train[:80%]"  # of ten rows
+    validation, training = (written(config, split) for split in ("validation", "training"))
+    assert (len(validation), len(training)) == (expected, 8 - expected)
+    config.hf_validation_proportion = None
+    config.do_validation = False
+    assert [*validation, *training] == written(config, "training")
+
+
+def test_rows_of_the_hub_are_no_missing_files_and_have_an_epoch(section, tmp_path):
+    config = section(hf_validation_proportion=0.2, cache_dir=str(tmp_path / "cache"))
+    assert dataset_facts(config, evaluated=True) == {}
+    assert training_epoch_samples(TokenizerConfig(tokenizer_type="ByteTokenizer"), config) == 8
 
 
 def test_a_row_without_the_columns_of_the_preset(section):

@@ -56,6 +56,12 @@ def test_sequences_are_the_documents_one_after_the_other_for_several_epochs(docu
     assert [token for each in read for token in each[:-1]] == expected[: 40 * 32]
 
 
+def test_a_document_has_one_end_if_the_tokenizer_appends_it(documents, monkeypatch):
+    encode = ByteTokenizer.encode
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: [*encode(self, text), self.eod])
+    assert stream(documents).sequence() == tokens_of(TEXTS)[:33]
+
+
 def test_batches_have_labels_one_token_later(documents):
     batch = next(iter(batches(documents)))
     assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(batch, (2, 32))
@@ -84,7 +90,7 @@ def test_a_position_is_exact(documents, step):
 
 
 def test_what_cannot_be_streamed_is_named(documents, tmp_path):
-    with pytest.raises(DataPathError, match=r"dataset\.hf_dataset: 'json' cannot be streamed"):
+    with pytest.raises(DataPathError, match=r"dataset\.hf_dataset: 'json' cannot be read"):
         batches(str(tmp_path / "missing.jsonl"))
     with pytest.raises(DataPathError, match=r"no text in column 'body' \(columns: text\)"):
         stream(documents, text_key="body").sequence()

@@ -154,13 +154,12 @@ def training_epoch_samples(
 
 def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:
     """Check that the files of fine-tuning data exist; those of validation and test only if a run evaluates."""
-    if dataset.made_up and not dataset.dataset_root:
-        return
+    has_no_folder = not dataset.dataset_root and (dataset.made_up or dataset.hf_dataset is not None)
     is_read_split = {
         "training": True,
         "validation": dataset.do_validation and evaluated,
         "test": dataset.do_test and evaluated,
     }
     for split in (name for name, is_read in is_read_split.items() if is_read):
-        if not pack_files(dataset, split):
+        if not pack_files(dataset, split) and not has_no_folder:
             sample_files(dataset, split)

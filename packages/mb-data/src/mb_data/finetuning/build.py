@@ -3,7 +3,7 @@
 from math import lcm
 from pathlib import Path
 
-from mb_data.collectives import rank_zero_first
+from mb_data.collectives import is_rank_zero, rank_zero_first
 from mb_data.config import DatasetBuildContext
 from mb_data.errors import TokenizerError
 from mb_data.finetuning.blend import BlendedFinetuningDataset
@@ -46,7 +46,8 @@ def build_finetuning_datasets(
         TokenizerError: There is no tokenizer.
     """
     config.finalize()
-    config = with_files(config)
+    named = config
+    config = rank_zero_first(lambda: with_files(named, rewrite=named.hf_rewrite and is_rank_zero()))
     if context.tokenizer is None:
         raise TokenizerError(
             "dataset: no tokenizer; it is required to tokenize the samples. Set the tokenizer of the build context."

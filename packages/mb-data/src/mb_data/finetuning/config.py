@@ -95,13 +95,13 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     """Rows for the test; None: the split `test` of `hf_dataset`."""
 
     hf_validation_proportion: float | None = None
-    """Use this part of the rows for validation, and the others for training."""
+    """Use this part of the rows, the first ones, for validation, and the others for training."""
 
     hf_output_root: str | None = None
     """Parent folder of the files with the rows; None: that of the cache."""
 
     hf_rewrite: bool = False
-    """Write the rows again although their files exist."""
+    """Write the rows again although their files exist. Rank 0 does so when the datasets are built."""
 
     preprocessing: ChatSFTPreprocessingConfig | PromptCompletionSFTPreprocessingConfig | None = None
     """Rows as conversations, or as prompts with answers, in place of the fields of `dataset_kwargs` that it sets; None:

@@ -1,16 +1,15 @@
-"""Rows of datasets of the Hugging Face hub as the files of a section. Imports `datasets` when rows are read."""
+"""Rows of datasets of the Hugging Face hub as the files of a section. No torch."""
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mb_data.build_cache import resolve_cache_dir
-from mb_data.collectives import rank_zero_first
-from mb_data.errors import DataPathError, FormatLibraryError
+from mb_data.build_cache import one_builder, resolve_cache_dir
+from mb_data.errors import DataPathError
 from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.hub_config import (
     PRESETS,
@@ -18,12 +17,17 @@ from mb_data.finetuning.hub_config import (
     HubPreset,
     PromptCompletionSFTPreprocessingConfig,
 )
+from mb_data.libraries import load_dataset
 
 
-def with_files(config: FinetuningDatasetConfig) -> FinetuningDatasetConfig:
+def with_files(config: FinetuningDatasetConfig, *, rewrite: bool = False) -> FinetuningDatasetConfig:
     """Return the section with the folder of its rows; the section itself if it names a folder.
 
-    Collective over the default process group, if it is initialized: rank 0 writes the folder, once for the same rows.
+    The files are written once for the same rows, by one process of a machine at a time. Not collective.
+
+    Args:
+        config: The section; not modified.
+        rewrite: Write the files again although they exist.
 
     Raises:
         DataPathError: A dataset cannot be read, or a row lacks a column.
@@ -31,55 +35,41 @@ def with_files(config: FinetuningDatasetConfig) -> FinetuningDatasetConfig:
     """
     if config.hf_dataset is None:
         return config
-    folder = rank_zero_first(lambda: _write(config))
-    return replace(
-        config,
-        dataset_root=str(folder),
-        hf_dataset=None,
-        hf_validation_dataset=None,
-        hf_test_dataset=None,
-        hf_validation_proportion=None,
-        hf_output_root=None,
-        hf_rewrite=False,
-    )
-
-
-def _write(config: FinetuningDatasetConfig) -> Path:
-    """Write the files of all splits, and return their folder."""
-    sources = _sources(config)
+    sources, share = _sources(config, config.hf_dataset), config.hf_validation_proportion
     form = None if config.preprocessing is None else asdict(config.preprocessing)
-    text = json.dumps([{name: asdict(source) for name, source in sources.items()}, form], default=str)
-    name = f"hub-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    root = (
-        Path(config.hf_output_root).expanduser()
-        if config.hf_output_root
-        else resolve_cache_dir(config.cache_dir)
-    )
-    folder = root / name
-    for split, source in sources.items():
-        file = folder / f"{split}.jsonl"
-        if file.exists() and not config.hf_rewrite:
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")  # a kill leaves no file that seems complete
-        with part.open("w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(source, config))
-        part.replace(file)
-    return folder
+    described = [
+        {split: asdict(source) for split, source in sources.items()},
+        form,
+        *([share] if share else []),
+    ]
+    name = f"hub-{hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:16]}"
+    root = config.hf_output_root
+    folder = (Path(root).expanduser() if root else resolve_cache_dir(config.cache_dir)) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_builder(folder):
+        for split, source in sources.items():
+            file = folder / f"{split}.jsonl"
+            if file.exists() and not rewrite:
+                continue
+            part = file.with_suffix(".part")  # a kill leaves no file that seems complete
+            with part.open("w", encoding="utf-8") as stream:
+                rows = _rows(split, source, config)
+                stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            part.replace(file)
+    return replace(config, dataset_root=str(folder), hf_dataset=None)
 
 
-def _sources(config: FinetuningDatasetConfig) -> dict[str, HFDatasetSourceConfig]:
-    train, share = config.hf_dataset or HFDatasetSourceConfig(), config.hf_validation_proportion
-    validation, test = config.hf_validation_dataset, config.hf_test_dataset
+def _sources(
+    config: FinetuningDatasetConfig, train: HFDatasetSourceConfig
+) -> dict[str, HFDatasetSourceConfig]:
+    """Return the origin of the rows of each split; of a proportion, that of training and validation is the same."""
     sources = {"training": train}
     if config.do_validation:
-        if share is not None:
-            split, percent = _split(train), round(100 * share)
-            sources["training"] = train.with_split(f"{split}[{percent}%:]")
-            validation = train.with_split(f"{split}[:{percent}%]")
-        sources["validation"] = validation or train.with_split("validation")
+        is_part = config.hf_validation_proportion is not None
+        own = train if is_part else replace(train, split="validation")
+        sources["validation"] = config.hf_validation_dataset or own
     if config.do_test:
-        sources["test"] = test or train.with_split("test")
+        sources["test"] = config.hf_test_dataset or replace(train, split="test")
     return sources
 
 
@@ -89,13 +79,11 @@ def _preset(source: HFDatasetSourceConfig) -> HubPreset:
     )
 
 
-def _split(source: HFDatasetSourceConfig) -> str:
-    return source.split or _preset(source).split
-
-
-def _rows(source: HFDatasetSourceConfig, config: FinetuningDatasetConfig) -> Iterator[Mapping[str, Any]]:
+def _rows(
+    split: str, source: HFDatasetSourceConfig, config: FinetuningDatasetConfig
+) -> Iterator[Mapping[str, Any]]:
     preset = _preset(source)
-    for row in _load(source, preset):
+    for row in _load(source, preset, _part(split, config)):
         if preset.prompt is None:
             yield row
             continue
@@ -120,18 +108,22 @@ def _answer(row: Any, column: str) -> str:
     return str(row[0] if isinstance(row, list) else row)
 
 
-def _load(source: HFDatasetSourceConfig, preset: HubPreset) -> Any:
-    try:
-        return import_module("datasets").load_dataset(
-            preset.path, source.subset or preset.subset, split=_split(source), **(source.load_kwargs or {})
-        )
-    except ModuleNotFoundError as error:
-        raise FormatLibraryError(
-            "dataset.hf_dataset: the library datasets is not installed; it reads the rows. Install it: "
-            'pip install "mb-data[streaming]", or set dataset.dataset_root to a folder.'
-        ) from error
-    except (OSError, ValueError, RuntimeError) as error:
-        raise DataPathError(
-            f"dataset.hf_dataset: {preset.path!r} cannot be read ({str(error).strip().splitlines()[0]}). Correct it, "
-            "download it on a machine with a network, or set dataset.dataset_root to a folder with files."
-        ) from error
+def _part(split: str, config: FinetuningDatasetConfig) -> tuple[float, float]:
+    """Return the interval of the rows that a split has: a validation proportion takes the first ones of training."""
+    share = config.hf_validation_proportion if config.do_validation and split != "test" else None
+    if share is None:
+        return 0.0, 1.0
+    return (0.0, share) if split == "validation" else (share, 1.0)
+
+
+def _load(source: HFDatasetSourceConfig, preset: HubPreset, part: tuple[float, float]) -> Any:
+    rows = load_dataset(
+        preset.path,
+        source.subset or preset.subset,
+        advice="Correct it, download it where there is a network, or set dataset.dataset_root to a folder.",
+        split=source.split or preset.split,
+        **(source.load_kwargs or {}),
+    )
+    if part == (0.0, 1.0):
+        return rows
+    return islice(rows, *(round(edge * len(rows)) for edge in part))

@@ -4,7 +4,7 @@ Names and defaults are Megatron-Bridge's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -60,10 +60,6 @@ class HFDatasetSourceConfig(StrictFields):
     """Configuration of the dataset; None: its only one."""
     load_kwargs: dict[str, Any] | None = None
     """Further arguments of `datasets.load_dataset`."""
-
-    def with_split(self, split: str) -> "HFDatasetSourceConfig":
-        """Return a copy of another split."""
-        return replace(self, split=split)
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ from mb_data.finetuning.bridge_packs import load_packs
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
 from mb_data.finetuning.files import pack_files, sample_files
 from mb_data.finetuning.first_fit import PackIndex, pack_lengths
+from mb_data.finetuning.hub import with_files
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
 from mb_data.finetuning.synthetic_addition import write_addition_samples
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
@@ -44,6 +45,7 @@ def training_epoch_size(
         NotEnoughSamplesError: A file has no samples.
         TokenizerError: The tokenizer lacks a chat template or a token that the options require.
     """
+    config = with_files(config)
     existing = pack_files(config, "training")
     if existing:
         return len(read_packs(existing, config, tokenizer, padding=padding)[1])

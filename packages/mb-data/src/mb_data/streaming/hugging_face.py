@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from mb_data.dataset_provider import DatasetBuildContext
-from mb_data.errors import DataPathError, FormatLibraryError
+from mb_data.errors import DataPathError
+from mb_data.libraries import load_dataset
 from mb_data.streaming.config import HuggingFaceStreamConfig
+from mb_data.tokenizers.base import end_document
 
 
 def build_stream(
@@ -43,25 +45,14 @@ class TokenStream:
     def _open(self, position: Mapping[str, Any] | None) -> None:
         """Open the dataset at a position; None: at its beginning."""
         config = self._config
-        try:
-            datasets = import_module("datasets")
-            documents = datasets.load_dataset(
-                config.hf_dataset,
-                config.hf_subset,
-                data_files=config.hf_data_files,
-                split=config.hf_split,
-                streaming=True,
-            )
-        except ModuleNotFoundError as error:
-            raise FormatLibraryError(
-                "dataset.hf_dataset: the library datasets is not installed; it streams the documents. Install it: "
-                'pip install "mb-data[streaming]".'
-            ) from error
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DataPathError(
-                f"dataset.hf_dataset: {config.hf_dataset!r} cannot be streamed ({error}). Correct hf_dataset, "
-                "hf_subset, hf_data_files or hf_split."
-            ) from error
+        documents = load_dataset(
+            config.hf_dataset,
+            config.hf_subset,
+            advice="Correct hf_dataset, hf_subset, hf_data_files or hf_split.",
+            data_files=config.hf_data_files,
+            split=config.hf_split,
+            streaming=True,
+        )
         split_by_rank = import_module("datasets.distributed").split_dataset_by_node
         self._documents = split_by_rank(documents, rank=self._rank, world_size=self._ranks)
         if position is not None:
@@ -87,7 +78,7 @@ class TokenStream:
                 self._open(None)  # the next epoch
                 continue
             self._is_empty = False
-            self._tokens += [*self._tokenizer.encode(self._text(document)), self._tokenizer.eod]
+            self._tokens += end_document(self._tokenizer.encode(self._text(document)), self._tokenizer.eod)
         sequence, self._tokens = self._tokens[:length], self._tokens[length - 1 :]
         return sequence
 

@@ -43,18 +43,18 @@ class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # M
         self, sharded_state_dict: Any, checkpoint_dir: Path, async_strategy: str = "mcore"
     ) -> dict[Any, Any]:
         """Read a sharded state dict. Collective over all ranks."""
-        del async_strategy  # Megatron's, of the program that saved; the reader is the same
         if self._validate:
             pieces = gather_on_rank_zero([part.without_data() for part in nested_values(sharded_state_dict)])
             on_rank_zero(lambda: validate_sharding_integrity(pieces))
         if self.parallelization_group is None:
-            return self.base_strategy.load(sharded_state_dict, checkpoint_dir)  # type: ignore[no-any-return]
+            own: dict[Any, Any] = self.base_strategy.load(sharded_state_dict, checkpoint_dir, async_strategy)
+            return own
         objects, tensors = extract_matching_values(
             sharded_state_dict, lambda entry: isinstance(entry, ShardedObject)
         )
         loaded: dict[Any, Any] = {}
         merge(loaded, self._objects(objects, checkpoint_dir))
-        merge(loaded, super().load(tensors, checkpoint_dir))
+        merge(loaded, super().load(tensors, checkpoint_dir, async_strategy))
         return loaded
 
     def _objects(self, requested: Any, directory: Path) -> Any:

@@ -1,6 +1,6 @@
 """Copying checkpoints to a storage in a process that is killed at its n-th access; prints nothing.
 
-Usage: storage_kill.py ADDRESS CHECKPOINT KEEP NUMBER BEFORE
+Usage: storage_kill.py ADDRESS CHECKPOINT KEEP NUMBER BEFORE RANKS
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from mb_checkpoint.storage import checkpoints as storage_checkpoints
+from mb_checkpoint.storage.owner import read_owner
 from mb_checkpoint.storage.storage import open_storage
 
 
@@ -35,10 +36,18 @@ class KilledStorage:
 
 
 def main():
-    address, checkpoint, keep, number, before = sys.argv[1:]
+    address, checkpoint, keep, number, before, ranks = sys.argv[1:]
     storage_checkpoints.THREADS = 1  # the order of accesses does not change
     storage = KilledStorage(open_storage(address), int(number), before=before == "before")
-    storage_checkpoints.upload_checkpoint(Path(checkpoint), storage, keep=int(keep))
+    saved, world_size = Path(checkpoint), int(ranks)
+    owner = None if world_size == 1 else read_owner(storage._storage)
+    for rank in range(world_size if owner else 0):
+        storage_checkpoints.upload_share(
+            saved, storage, owner=owner, rank=rank, world_size=world_size, read_back=True
+        )
+    storage_checkpoints.upload_checkpoint(
+        saved, storage, keep=int(keep), owner=owner, shared=owner is not None
+    )
     print(json.dumps(storage.count))
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import complete_checkpoint
@@ -15,6 +16,7 @@ import pytest
 import torch
 from script_ranks import ScriptRanks
 from torch import nn
+from torch.distributed import HashStore
 
 from mb_checkpoint import (
     CheckpointConfig,
@@ -26,15 +28,19 @@ from mb_checkpoint import (
     verify_checkpoint,
 )
 from mb_checkpoint.errors import NoIntactCheckpointError, StorageError
+from mb_checkpoint.formats.manifest import Manifest
+from mb_checkpoint.save.commit import fsync_and_write_manifest
 from mb_checkpoint.storage.checkpoints import (
     check_storage_writable,
     find_stored,
     list_stored,
     read_latest,
     set_latest,
+    upload_share,
 )
+from mb_checkpoint.storage.owner import claim_storage
 from mb_checkpoint.storage.storage import open_storage
-from mb_checkpoint.storage.uploader import Destination, StorageUploader
+from mb_checkpoint.storage.uploader import Destination, StorageUploader, UploadRanks
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2_loop.py"
 KILL = Path(__file__).with_name("storage_kill.py")
@@ -166,7 +172,7 @@ def test_damage_in_the_storage_leads_to_the_older_checkpoint(address, tmp_path):
         fetch_checkpoint(storage, tmp_path / "copy", step=20)
 
 
-def kill_points(address, tmp_path, keep):
+def kill_points(address, tmp_path, keep, ranks=1):
     """Kill a copy at every access; check that a checkpoint remains, and that the copy can be continued."""
     saved = {step: complete_checkpoint.save(tmp_path / "run", step) for step in (1, 2, 3)}
     count, number, problems = None, 0, []
@@ -176,7 +182,16 @@ def kill_points(address, tmp_path, keep):
             storage = open_storage(where)
             for step in (1, 2):
                 upload_checkpoint(saved[step], storage)
-            command = [sys.executable, str(KILL), where, str(saved[3]), str(keep), str(number), moment]
+            command = [
+                sys.executable,
+                str(KILL),
+                where,
+                str(saved[3]),
+                str(keep),
+                str(number),
+                moment,
+                str(ranks),
+            ]
             done = subprocess.run(
                 command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SOURCE}
             )
@@ -197,8 +212,9 @@ def kill_points(address, tmp_path, keep):
 SOURCE = str(Path(__file__).parents[1] / "src")
 
 
-def test_a_copy_that_is_killed_at_any_access_loses_nothing(tmp_path):
-    count, problems = kill_points(str(tmp_path / "storage"), tmp_path, keep=2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_copy_that_is_killed_at_any_access_loses_nothing(tmp_path, ranks):
+    count, problems = kill_points(str(tmp_path / "storage"), tmp_path, keep=2, ranks=ranks)
     assert count > 10
     assert problems == []
 
@@ -373,6 +389,103 @@ def test_only_the_newest_of_several_waiting_checkpoints_is_copied(tmp_path):
     uploader.submit(saved[0])
     uploader.stop()
     uploader.wait()
+
+
+class Uploaders:
+    """Uploaders of several ranks, which share a store; the processes of some of them fail."""
+
+    def __init__(self, root, address, *, failing=()):
+        storage, store, self.lines = open_storage(address), HashStore(), Lines()
+        owner = claim_storage(storage, root, name="storage")
+        self.all = [
+            StorageUploader(
+                Destination(address=address, owner=owner, keep=2),
+                log=self.lines,
+                ranks=UploadRanks(store=store, rank=rank, world_size=3, name="upload/a"),
+            )
+            for rank in range(3)
+        ]
+        for rank in failing:
+            self.all[rank]._run = lambda part, checkpoint: {"failure": "no network"}
+
+    def submit(self, checkpoint):
+        for uploader in reversed(self.all):  # the others before rank 0
+            uploader.submit(checkpoint)
+
+    def wait(self):
+        for uploader in self.all:
+            uploader.wait()
+
+
+@pytest.mark.parametrize("failing", [(), (2,)])
+def test_ranks_copy_together_what_rank_0_chooses(tmp_path, failing):
+    saved = [complete_checkpoint.save(tmp_path / "run", step) for step in (1, 2, 3, 4)]
+    ranks = Uploaders(tmp_path / "run", str(tmp_path / "storage"), failing=failing)
+    ranks.submit(saved[0])
+    ranks.wait()
+    ranks.all[0]._line.append((0, saved[1]))  # in line, so that another one replaces it
+    ranks.submit(saved[2])
+    ranks.submit(saved[3])
+    ranks.wait()
+    assert steps(open_storage(str(tmp_path / "storage")))[0] == 4
+    copies = [line.endswith("by 3 ranks)") for line in ranks.lines if line.startswith("copied iter_")]
+    assert copies
+    assert set(copies) == {not failing}
+    assert sum("iter_0000002, as iter_0000003 follows" in line for line in ranks.lines) == 1
+    assert any("rank 2: no network; rank 0 copies" in line for line in ranks.lines) == bool(failing)
+    fetched = fetch_checkpoint(open_storage(str(tmp_path / "storage")), tmp_path / "copies")
+    assert verify_checkpoint(fetched) == {fetched: []}
+
+
+def test_ranks_that_wait_for_rank_0_end_when_it_stops(tmp_path):
+    saved = complete_checkpoint.save(tmp_path / "run", 1)
+    ranks = Uploaders(tmp_path / "run", str(tmp_path / "storage"))
+    for uploader in ranks.all[1:]:
+        uploader.submit(saved)
+    ranks.all[0]._line.append((1, saved))
+    ranks.all[0].stop()
+    ranks.wait()
+    assert steps(open_storage(str(tmp_path / "storage"))) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_each_rank_sends_what_it_wrote_and_rank_0_the_manifest(tmp_path, ranks):
+    saved = complete_checkpoint.save(tmp_path / "run", 1)
+    layout = {"world_size": ranks}
+    (saved / "manifest.json").unlink()
+    for rank in range(ranks):
+        (saved / f"__{rank}_0.distcp").write_bytes(bytes(2000))
+    fsync_and_write_manifest(saved, Manifest(step=1, files=(), layout=layout))
+    storage = Counted(open_storage(str(tmp_path / "storage")))
+    owner = claim_storage(storage, tmp_path / "run", name="storage")
+    for rank in range(ranks):
+        storage.names.clear()
+        copied = upload_share(saved, storage, owner=owner, rank=rank, world_size=ranks, read_back=True)
+        data = [name.partition("/")[2] for name in storage.names["put"] if name.endswith(".distcp")]
+        assert data == [f"__{rank}_0.distcp"]
+        assert copied < 2000 + 3000
+    storage.names.clear()
+    done = upload_checkpoint(saved, storage, owner=owner, shared=True, keep=1)
+    assert storage.names["put"] == [f"{done.folder}/manifest.json", "latest.json"]
+    assert not any(name.endswith(".distcp") for name in storage.names["read"])
+
+
+class Counted:
+    """Storage that records the files that are sent and read."""
+
+    def __init__(self, storage):
+        self._storage, self.names = storage, defaultdict(list)
+
+    def put(self, source, name):
+        self.names["put"].append(name)
+        self._storage.put(source, name)
+
+    def read(self, name):
+        self.names["read"].append(name)
+        return self._storage.read(name)
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
 
 
 @pytest.mark.parametrize(

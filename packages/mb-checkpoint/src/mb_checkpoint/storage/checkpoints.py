@@ -30,6 +30,7 @@ from mb_checkpoint.formats.manifest import (
     FileEntry,
     Manifest,
     decode_manifest,
+    files_of_rank,
     hash_chunks,
     read_bytes,
 )
@@ -94,6 +95,7 @@ def upload_checkpoint(
     keep: int = -1,
     retain_interval: int | None = None,
     owner: StorageOwner | None = None,
+    shared: bool = False,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> Upload:
     """Copy a checkpoint to a storage, make it the one to resume from, and delete old ones of its run there.
@@ -107,6 +109,7 @@ def upload_checkpoint(
         keep: Number of newest checkpoints to keep in the storage; -1 keeps all.
         retain_interval: Multiples of this step are never deleted.
         owner: Result of `claim_storage`; None: the storage must be empty, or that of the run of the checkpoint.
+        shared: The ranks have copied and compared all files with `upload_share`; those that are listed are not read.
         progress: Called with the size of each file that was copied, in any thread.
 
     Raises:
@@ -124,7 +127,7 @@ def upload_checkpoint(
         folder = _folder_of(manifest, content, owner.run)
         sizes = storage.sizes(f"{folder}/")
         present = [entry for entry in manifest.files if sizes.get(f"{folder}/{entry.name}") == entry.size]
-        damaged = _differing(storage, folder, present)
+        damaged = [] if shared else _differing(storage, folder, present)
         copied = [entry for entry in manifest.files if entry not in present or entry in damaged]
 
         def put(entry: FileEntry) -> None:
@@ -138,14 +141,7 @@ def upload_checkpoint(
             storage, files, folder, manifest, run=owner.run, keep=keep, retain_interval=retain_interval
         )
         missing = [entry for entry in copied if files.get(f"{folder}/{entry.name}") != entry.size]
-        if damaged := _differing(storage, folder, copied if superseded else missing):
-            _in_threads(put, damaged)
-            if damaged := _differing(storage, folder, damaged):
-                raise StorageError(
-                    f"{folder}: the copy differs from the manifest after two attempts "
-                    f"({first_of([entry.name for entry in damaged])}); older copies are kept. Check the storage, and "
-                    "verify the checkpoint on the disk"
-                )
+        if _put_again(put, storage, folder, copied if superseded else missing):
             files = storage.sizes(f"{folder}/")
         if not _is_listed(files, folder, manifest):
             superseded = []  # the listing lags; the next copy deletes them
@@ -161,6 +157,58 @@ def upload_checkpoint(
         copied_bytes=sum(entry.size for entry in copied),
         removed=tuple(superseded),
     )
+
+
+def upload_share(
+    checkpoint: Path, storage: Storage, *, owner: StorageOwner, rank: int, world_size: int, read_back: bool
+) -> int:
+    """Copy the files of one of several ranks, ahead of `upload_checkpoint`; return the number of bytes copied.
+
+    Args:
+        checkpoint: Folder with a manifest. Its deletion is prevented during the copy.
+        storage: The storage.
+        owner: Result of `claim_storage` on rank 0.
+        rank: The rank; it copies the files that it wrote.
+        world_size: Number of ranks.
+        read_back: Read what was copied and compare it, as is required before an older checkpoint is deleted.
+
+    Raises:
+        StorageError: The storage failed or belongs to another run, or the checkpoint has no intact manifest.
+    """
+    require_owner(storage, owner)
+    with reader_lock(checkpoint):
+        content = _content_of(checkpoint)
+        manifest = _decode(content, source=f"{checkpoint / MANIFEST}")
+        folder = _folder_of(manifest, content, owner.run)
+
+        def put(entry: FileEntry) -> None:
+            storage.put(_file_in(checkpoint, entry.name), f"{folder}/{entry.name}")
+
+        share = files_of_rank(manifest, rank=rank, world_size=world_size)
+        copied = _differing(storage, folder, share)  # those that are missing, too
+        _in_threads(put, copied)
+        if read_back:
+            _put_again(put, storage, folder, copied)
+    return sum(entry.size for entry in copied)
+
+
+def _put_again(
+    put: Callable[[FileEntry], None], storage: Storage, folder: str, entries: Collection[FileEntry]
+) -> bool:
+    """Read copied files, and copy those that differ once more; return whether there were any.
+
+    Raises:
+        StorageError: One of them differs again.
+    """
+    damaged = _differing(storage, folder, entries)
+    _in_threads(put, damaged)
+    if again := _differing(storage, folder, damaged):
+        raise StorageError(
+            f"{folder}: the copy differs from the manifest after two attempts "
+            f"({first_of([entry.name for entry in again])}); older copies are kept. Check the storage, and "
+            "verify the checkpoint on the disk"
+        )
+    return bool(damaged)
 
 
 def _differing(storage: Storage, folder: str, entries: Collection[FileEntry]) -> list[FileEntry]:

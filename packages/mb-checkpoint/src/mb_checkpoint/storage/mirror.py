@@ -1,9 +1,12 @@
 """Storage of a run: newer checkpoints are fetched from it before a load, and complete ones are copied to it."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from mb_checkpoint.collectives import on_rank_zero, own_rank
+import torch.distributed as dist
+
+from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import LoadedCheckpoint
 from mb_checkpoint.errors import DamagedCheckpointError, NoIntactCheckpointError, StorageError
@@ -19,7 +22,7 @@ from mb_checkpoint.storage.checkpoints import (
 from mb_checkpoint.storage.fetch import fetch_stored
 from mb_checkpoint.storage.owner import claim_storage
 from mb_checkpoint.storage.storage import open_storage
-from mb_checkpoint.storage.uploader import Destination, StorageUploader
+from mb_checkpoint.storage.uploader import Destination, StorageUploader, UploadRanks
 
 
 class StorageMirror:
@@ -42,17 +45,22 @@ class StorageMirror:
         self._rejected: list[str] = []
         self._uploader: StorageUploader | None = None
 
-    def _claim(self) -> None:
-        """Make the storage that of this run, before anything is read from it or copied there; for rank 0."""
+    def _claim(self) -> StorageUploader:
+        """Make the storage that of this run, before anything is read from it or copied there. Collective once."""
         if self._uploader is None:
+            name = f"checkpoint.storage: {self._address}"
+            owner, token = on_rank_zero(
+                lambda: (claim_storage(self._storage, self._root, name=name), secrets.token_hex(4))
+            )
             destination = Destination(
                 address=self._address,
                 options=self._config.storage_options,
                 keep=-1 if self._config.most_recent_k is None else self._config.most_recent_k,
                 retain_interval=self._config.save_retain_interval,
-                owner=claim_storage(self._storage, self._root, name=f"checkpoint.storage: {self._address}"),
+                owner=owner,
             )
-            self._uploader = StorageUploader(destination, log=self._log)
+            self._uploader = StorageUploader(destination, log=self._log, ranks=_ranks(f"upload/{token}"))
+        return self._uploader
 
     def fetch(self, *, than: int | None = None) -> bool:
         """Fetch the checkpoint to resume from into the folder of the run if the storage has a newer one.
@@ -97,7 +105,7 @@ class StorageMirror:
             StorageError: The storage belongs to another run, or holds checkpoints of later steps and the run did not
                 name its step.
         """
-        on_rank_zero(self._claim)
+        self._claim()
         self.fetch()
         try:
             loaded = read()
@@ -107,11 +115,13 @@ class StorageMirror:
             loaded = read()
         if loaded.skipped and self.fetch(than=loaded.step):
             loaded = read()
-        on_rank_zero(lambda: self._on_loaded(loaded.step, loaded.path))
+        is_stored = on_rank_zero(lambda: self._on_loaded(loaded.step))
+        if loaded.path is not None and not is_stored:
+            self.on_saved(loaded.path)
         return loaded
 
-    def _on_loaded(self, step: int, path: Path | None) -> None:
-        """Record in the storage which step the run has resumed from, and copy that checkpoint if it is not there."""
+    def _on_loaded(self, step: int) -> bool:
+        """Record in the storage which step the run has resumed from; return whether it is there. For rank 0."""
         check_storage_writable(self._storage)
         latest, _ = read_latest(self._storage)
         newest = find_stored(self._storage, rejected=self._rejected)
@@ -124,19 +134,17 @@ class StorageMirror:
         if latest is not None and latest > step:
             stored = find_stored(self._storage, step=step)
             set_latest(self._storage, step=step, folder=None if stored is None else stored.folder)
-        if path is not None and (latest is None or latest < step):
-            self.on_saved(path)
+        return latest is not None and latest >= step
 
     def on_saved(self, path: Path) -> None:
-        """Copy a committed checkpoint in the background if it is a persistent one of this run. For rank 0."""
-        if own_rank() == 0 and is_same_folder(str(path.parent), str(self._root)):
-            self._claim()
-            self._uploader.submit(path)  # type: ignore[union-attr]  # made above
+        """Copy a committed checkpoint in the background if it is a persistent one of this run. For all ranks."""
+        if is_same_folder(str(path.parent), str(self._root)):
+            self._claim().submit(path)
 
     def finish(self) -> None:
-        """Wait for the copy in progress on rank 0."""
+        """Wait for the copy in progress, of which each rank makes a part."""
         if self._uploader is not None:
-            if self._uploader.busy:
+            if self._uploader.busy and own_rank() == 0:
                 self._log(f"waiting for the copy to {self._address}")
             self._uploader.wait()
 
@@ -158,6 +166,13 @@ class StorageMirror:
         except (DamagedCheckpointError, FileNotFoundError):
             return stored
         return stored if local_checkpoint is None or (local_checkpoint.step or 0) < stored.step else None
+
+
+def _ranks(name: str) -> UploadRanks | None:
+    if number_of_ranks() == 1:
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    return UploadRanks(store=store, rank=own_rank(), world_size=number_of_ranks(), name=name)
 
 
 def load_with_storage(mirror: StorageMirror | None, read: Callable[[], LoadedCheckpoint]) -> LoadedCheckpoint:

@@ -195,7 +195,7 @@ def upload_share(
 def _put_again(
     put: Callable[[FileEntry], None], storage: Storage, folder: str, entries: Collection[FileEntry]
 ) -> bool:
-    """Read copied files, and copy those that differ once more; return whether there were any.
+    """Read copied files, and copy those that differ again; return whether there were any.
 
     Raises:
         StorageError: One of them differs again.

@@ -27,3 +27,9 @@ def test_norms_over_modules_of_one_rank():
 def test_norms_over_modules_on_separate_ranks():
     found = mb_host.run_ranks(mb_host.function_in(RANKS, "norms_of_rank"), 2)
     assert found == [EXPECTED, EXPECTED]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_norm_that_is_nan_on_one_rank_is_the_norm_of_all(rank):
+    found = mb_host.run_ranks(mb_host.function_in(RANKS, "nan_norm_of_rank"), 2, rank)
+    assert found == [(True, True)] * 2

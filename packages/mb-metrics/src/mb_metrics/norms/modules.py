@@ -9,6 +9,7 @@ import torch
 
 from mb_metrics.norms.gradients import GLOBAL, PREFIX, report_l2_norm_grad
 from mb_metrics.norms.parameters import NormGroups, calc_params_l2_norm
+from mb_metrics.recorder.reductions import reduce_max_stat_across_model_parallel_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +51,12 @@ class ModuleNorms:
         return {**everywhere, GLOBAL: self._over_modules(totals)}
 
     def _over_modules(self, norms: Mapping[str, float]) -> float:
-        """Return the norm over all modules, computed from the norms of this rank's modules."""
-        device = next(next(iter(self.wrapped.values())).parameters()).device
-        squares = torch.tensor(
-            [norms.get(name, 0.0) ** 2 for name in self.paths], dtype=torch.float64, device=device
-        )
-        torch.distributed.all_reduce(squares, op=torch.distributed.ReduceOp.MAX)
-        return math.sqrt(squares.sum().item())
+        """Return the norm over all modules, computed from the norms of this rank's modules; NaN if one is NaN."""
+        world = torch.distributed.group.WORLD
+        of_modules = [
+            reduce_max_stat_across_model_parallel_group(norms.get(name), world) for name in self.paths
+        ]
+        return math.sqrt(sum((norm or 0.0) ** 2 for norm in of_modules))
 
 
 def _global_name(metric: str, path: str) -> str:

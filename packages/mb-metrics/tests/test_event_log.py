@@ -1,6 +1,7 @@
 """events.jsonl: written line by line, read back, and completed after a crash."""
 
 import json
+import math
 
 import pytest
 
@@ -78,3 +79,14 @@ def test_the_last_row_may_be_longer_than_the_tail_that_is_read(tmp_path):
     metrics.write_text("".join(json.dumps({"step": step, "time": 5.0, **norms}) + "\n" for step in (1, 2)))
     assert metrics.stat().st_size > 2**17
     assert read_last_step(metrics) == LastStep(step=2, time=5.0)
+
+
+def test_numbers_that_json_lacks_are_text(tmp_path):
+    """A strict reader of JSON, such as jq, takes no NaN."""
+    events = tmp_path / "events.jsonl"
+    EventLog(events).write(
+        "evaluation", losses={"a": math.nan, "b": 1.0}, seconds=math.inf, steps=[1, -math.inf]
+    )
+    (row,) = [json.loads(line, parse_constant=pytest.fail) for line in events.read_text().splitlines()]
+    assert (row["losses"], row["seconds"]) == ({"a": "NaN", "b": 1.0}, "Infinity")
+    assert row["steps"] == [1, "-Infinity"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from mb_metrics.run.events import time_of_row
 from mb_metrics.sinks.append_file import LineFile
+from mb_metrics.sinks.jsonl import plain_number
 from mb_schema.json_rows import parse_row, step_of_row
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,21 @@ class EventLog:
         self._clock = clock
 
     def write(self, event: str, **fields: object) -> None:
-        """Append one event with the time in seconds since the epoch."""
-        self._file.append(json.dumps({"event": event, "time": self._clock(), **fields}))
+        """Append one event with the time in seconds since the epoch; NaN and infinity are text, as in metrics.jsonl."""
+        row = {
+            "event": event,
+            "time": self._clock(),
+            **{name: _plain(value) for name, value in fields.items()},
+        }
+        self._file.append(json.dumps(row, allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return plain_number(value) if isinstance(value, float) else value
 
 
 def recorded_code(events: str | Path) -> Mapping[str, Any] | None:

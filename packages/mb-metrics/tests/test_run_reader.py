@@ -165,3 +165,20 @@ def test_a_metric_without_a_name_is_neither_learning_rate_nor_norm(tmp_path):
 def test_a_run_without_a_loss_shows_its_first_metric(tmp_path):
     run = read_run(write_run(tmp_path, [{"step": 1, "time": 1.0, "lr": 3.0, "reward": 1.0, "kl": 2.0}]))
     assert run.losses == ("reward",)
+
+
+def test_a_file_that_was_cut_and_has_grown_since_is_read_again(tmp_path):
+    """As by a run that resumed between two reads: the file is cut in place."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        "".join(json.dumps({"step": step, "time": 1.0, "loss": 1.0}) + "\n" for step in range(1, 6))
+    )
+    reader = RunReader(file)
+    reader.poll()
+    kept = file.read_text().splitlines(keepends=True)[:2]
+    repeated = [json.dumps({"step": step, "time": 2.0, "loss": 2.0}) + "\n" for step in range(3, 8)]
+    with file.open("r+") as same:  # the same inode
+        same.truncate()
+        same.writelines([*kept, *repeated])
+    reader.poll()
+    assert list(reader.run().series["loss"].values) == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0]

@@ -218,6 +218,7 @@ class _FileTail:
         self.name = path.name
         self._file: tuple[int, int] | None = None
         self._position = 0
+        self._last_line = b""
         self.cut = False
 
     def rewritten(self) -> bool:
@@ -226,11 +227,17 @@ class _FileTail:
             return False
         status = self._path.stat()
         file = status.st_dev, status.st_ino
-        again = self._file is not None and (file != self._file or status.st_size < self._position)
+        again = self._file is not None and (file != self._file or not self._has_last_line())
         self._file = file
         if again:
-            self._position = 0
+            self._position, self._last_line = 0, b""
         return again
+
+    def _has_last_line(self) -> bool:
+        """Return False if the file was cut before the last line that was read, even if it has grown since then."""
+        with self._path.open("rb") as file:
+            file.seek(self._position - len(self._last_line))
+            return file.read(len(self._last_line)) == self._last_line
 
     def new_lines(self) -> Iterator[bytes]:
         """Yield the lines completed since the last call; none if the file does not exist."""
@@ -244,6 +251,7 @@ class _FileTail:
                     self.cut = True
                     return
                 self._position += len(line)
+                self._last_line = line
                 yield line
 
 

@@ -1,6 +1,7 @@
 """Benchmark of a run: the request, the result, ratios, and commands in turn."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -63,6 +64,10 @@ def test_rounds_are_one_result():
     both = combine_rounds([RESULT, other])
     assert (both.step_times, both.tokens, both.peak_memory_gib) == ((0.5, 0.25, 0.25, 0.5), 4000, 11.0)
     assert combine_rounds([RESULT, replace(other, tokens=None)]).tokens is None
+
+
+def test_a_loss_that_is_not_finite_is_null():
+    assert replace(RESULT, losses=(1.0, math.nan, math.inf)).as_json()["losses"] == [1.0, None, None]
 
 
 def test_a_result_is_the_same_after_a_file():

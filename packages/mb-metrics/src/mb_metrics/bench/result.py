@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
@@ -89,7 +90,7 @@ class BenchResult:
             "synchronizations_per_step": self.synchronizations_per_step,
             "scalar_reads_per_step": self.scalar_reads_per_step,
             "kernel_launches_per_step": self.kernel_launches_per_step,
-            "losses": list(self.losses),
+            "losses": [loss if math.isfinite(loss) else None for loss in self.losses],
         }
 
     def as_text(self) -> str:

@@ -219,6 +219,11 @@ def test_a_t5_is_counted_per_token_of_its_encoder():
         ({"hybrid_layer_pattern": "M*D"}, 32, r"no formula for layers \['D'\]"),
         ({"experimental_attention_variant": "dsa"}, 32, "no formula for 'dsa'"),
         ({"num_moe_experts": 2, "moe_layer_freq": [1]}, 32, "no entry for layer 1"),
+        (
+            {"window_size": (7, 0), "window_attn_skip_freq": [1]},
+            32,
+            "model.window_attn_skip_freq: no entry for layer 1",
+        ),
         ({"num_moe_experts": 2, "moe_layer_freq": "[1]*4"}, 32, "no entry for layer 0"),
     ],
 )

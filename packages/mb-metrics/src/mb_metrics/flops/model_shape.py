@@ -96,7 +96,11 @@ class FlopsModelShape:
         skip = self.value("window_attn_skip_freq")
         if self.window is None or skip is None:
             return self.window is not None
-        return (layer + 1) % int(skip) != 0 if isinstance(skip, int) else bool(_listed(skip, layer, "window"))
+        return (
+            (layer + 1) % int(skip) != 0
+            if isinstance(skip, int)
+            else bool(_listed(skip, layer, "window_attn_skip_freq"))
+        )
 
     def has_experts(self, layer: int) -> bool:
         """Return True if a layer, counted from 0, has experts (Megatron's `moe_layer_freq`)."""
@@ -121,13 +125,10 @@ class FlopsModelShape:
                 f"model.experimental_attention_variant: no formula for {variant!r}. Its FLOPs depend on the data. "
                 "Pass the FLOPs per token explicitly."
             )
-        frequency = self.size("linear_attention_freq", 1) if not self._has_list() else None
-        if frequency is not None:
-            return (layer + 1) % frequency != 0
-        return bool(_listed(self.value("linear_attention_freq"), layer, "linear_attention_freq"))
-
-    def _has_list(self) -> bool:
-        return isinstance(self.value("linear_attention_freq"), Sequence)
+        frequency = self.value("linear_attention_freq")
+        if isinstance(frequency, Sequence):
+            return bool(_listed(frequency, layer, "linear_attention_freq"))
+        return (layer + 1) % self.size("linear_attention_freq", 1) != 0
 
 
 def _listed(pattern: object, layer: int, name: str) -> object:

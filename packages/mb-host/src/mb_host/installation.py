@@ -12,6 +12,7 @@ from mb_host.cpu.gloo_device import share_gloo_device
 from mb_host.cpu.large_blocks import keep_large_blocks
 from mb_host.cpu.random import replace_random
 from mb_host.cpu.reproducibility import make_cpu_arithmetic_reproducible
+from mb_host.cpu.signal_stack import use_signal_stack
 from mb_host.cpu.streams import replace_streams
 from mb_host.cpu.tensors import replace_tensors
 from mb_host.deferred_imports import defer_import
@@ -55,8 +56,8 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     Without a GPU: functions of torch are replaced. Modules of Megatron Core are patched when they are imported, and
     receive torch substitutes for GPU kernels. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no
     longer be imported, so that Megatron uses torch's optimizers and local layers even if Transformer Engine is
-    installed. The memory of large tensors is reused (`cpu/large_blocks.py`), and process groups of gloo share a device
-    (`cpu/gloo_device.py`).
+    installed. The memory of large tensors is reused (`cpu/large_blocks.py`), process groups of gloo share a device
+    (`cpu/gloo_device.py`), and signal handlers use a stack of their own (`cpu/signal_stack.py`).
 
     With a GPU: torch, these packages and Megatron Core are not changed.
 
@@ -110,6 +111,7 @@ def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> H
     _replace_torch()
     make_cpu_arithmetic_reproducible()
     keep_large_blocks()
+    use_signal_stack()
     share_gloo_device()
     sys.meta_path.insert(0, after_import)
     return HostReport(active=True, reason=f"{cause}, so CUDA calls run on the CPU")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mb_host.cpu.matrix_products import OneDnnProducts, is_onednn_faster
+from mb_host.cpu.signal_stack import use_signal_stack
 
 Function = Callable[..., Any]
 
@@ -101,7 +102,7 @@ def _of_linear(target: str) -> Patch:
         wrap=onednn_products,
         module="megatron.core.tensor_parallel.layers",
         target=target,
-        needed=lambda module: is_onednn_faster(),
+        needed=lambda module: is_onednn_faster() and use_signal_stack(),
     )
 
 

@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from mb_loop.settings import LoopSettings
     from mb_loop.step.attention_logits import LogitSettings
     from mb_metrics import ModelNorms
-    from mb_metrics.norms.model import Norms
-    from mb_metrics.norms.modules import ModuleNorms
+    from mb_metrics.norms.model import ModuleNorms, Norms
     from mb_metrics.run.logging_setup import RankOutput
     from mb_metrics.run.rank_console import RankConsole
     from mb_metrics.run.sections import (

@@ -8,18 +8,15 @@ from typing import Any
 from mb_metrics.profiling.config import ProfilingConfig, TensorInspectConfig
 from mb_metrics.profiling.tensor_inspect import TensorInspection, start_tensor_inspection
 from mb_metrics.profiling.torch_profilers import build_profiling, start_memory_history_recording
-from mb_metrics.profiling.window import MemorySnapshot
+from mb_metrics.profiling.window import ProfilingCallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProfilers:
     """Active profilers of the sections `profiling` and `tensor_inspect`."""
 
-    profiling: ProfilingConfig | None
-    folder: Path
-    rank: int
-    memory: MemorySnapshot | None
-    """Memory history that is recorded since the start; None: not recorded."""
+    profiling: ProfilingCallback | None
+    """Profilers of the window of steps; None: there are none on this rank."""
     inspection: TensorInspection | None
     """Started tensor inspection; None: not enabled."""
 
@@ -29,17 +26,9 @@ class RunProfilers:
         Args:
             chunks: Model chunks of this rank.
         """
-        callbacks: list[object] = []
         if self.inspection is not None:
             self.inspection.attach(list(chunks))
-            callbacks.append(self.inspection)
-        if self.profiling is not None:
-            profiling = build_profiling(
-                self.profiling, folder=self.folder, rank=self.rank, memory=self.memory
-            )
-            if profiling.is_active:
-                callbacks.append(profiling)
-        return callbacks
+        return [each for each in (self.inspection, self.profiling) if each is not None]
 
 
 def start_profilers(
@@ -64,10 +53,11 @@ def start_profilers(
     Raises:
         TensorInspectError: tensors cannot be inspected as configured.
     """
+    callback = None
+    if profiling is not None:
+        memory = start_memory_history_recording(profiling, rank=rank)
+        callback = build_profiling(profiling, folder=folder, rank=rank, memory=memory)
     return RunProfilers(
-        profiling=profiling,
-        folder=Path(folder),
-        rank=rank,
-        memory=start_memory_history_recording(profiling, rank=rank),
+        profiling=callback if callback is not None and callback.is_active else None,
         inspection=start_tensor_inspection(tensor_inspect, save=save, loaded_step=loaded_step, rank=rank),
     )

@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 
 from mb_metrics.flops.model_shape import FlopsModelShape
 from mb_metrics.names import MEMORY_KEYS
+from mb_metrics.recorder.memory_sampler import DEVICE_USED, reported_name
 from mb_metrics.recorder.reductions import device_of, is_alone
 
 _DIGITS = 5
@@ -32,12 +33,9 @@ def report_memory(
     stats = torch.cuda.memory_stats() if stats is None else stats
     report: dict[str, int | float] = {}
     for key, name in (memory_keys or MEMORY_KEYS).items():
-        if key not in stats:
-            continue
-        if "bytes" in key:
-            report[name.replace("bytes", "gigabytes")] = _rounded(stats[key] / 1e9)
-        else:
-            report[name] = stats[key]
+        if key in stats:
+            value = _rounded(stats[key] / 1e9) if "bytes" in key else stats[key]
+            report[reported_name(key, name)] = value
     return report
 
 
@@ -53,7 +51,7 @@ def device_memory_used() -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
-    return {"mem-device-used-gigabytes": _rounded((total - free) / 1e9)}
+    return {DEVICE_USED: _rounded((total - free) / 1e9)}
 
 
 def reduce_max_memory_across_pp_group(

@@ -13,7 +13,7 @@ from mb_metrics.recorder.recorded_steps import Reduction, Sampler, Value
 _logger = logging.getLogger(__name__)
 
 _PREFIX = "memory/"
-_DEVICE_USED = "mem-device-used-gigabytes"
+DEVICE_USED = "mem-device-used-gigabytes"
 
 
 class MemorySampler:
@@ -73,9 +73,13 @@ class MemorySampler:
 
 def memory_names(keys: Mapping[str, str] | None, *, device: bool) -> list[str]:
     """Return the names of the metrics that a `MemorySampler` may report."""
-    reported = (keys or MEMORY_KEYS).items()
-    names = [name.replace("bytes", "gigabytes") if "bytes" in key else name for key, name in reported]
-    return [_PREFIX + name for name in [*names, *([_DEVICE_USED] if device else [])]]
+    names = [reported_name(key, name) for key, name in (keys or MEMORY_KEYS).items()]
+    return [_PREFIX + name for name in (*names, *([DEVICE_USED] if device else []))]
+
+
+def reported_name(key: str, name: str) -> str:
+    """Return the name under which an entry of torch.cuda.memory_stats() is reported; bytes are gigabytes."""
+    return name.replace("bytes", "gigabytes") if "bytes" in key else name
 
 
 def add_stage_reductions(reductions: Mapping[str, Reduction], *, stages: int) -> dict[str, Reduction]:

@@ -81,18 +81,26 @@ def step_timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpan:
-    """Time marks around the work that the next record describes."""
+    """Time marks around the work that a record describes. Times are read on access, which waits for the device."""
 
+    timer: Timer
     begin: Any
+    """Mark of the end of the previous step, or of the start of the job."""
     end: Any
     pauses: tuple[tuple[Any, Any], ...]
     steps: int
     """Steps in this time."""
 
+    @property
+    def seconds(self) -> float:
+        """Seconds without the pauses; waits for the end of the step."""
+        elapsed = self.timer.seconds(self.begin, self.end)
+        return elapsed - sum(self.timer.seconds(begin, end) for begin, end in self.pauses)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """Work of one step, and the time marks around it. Times are read on access, which waits for the device."""
+    """Work of one step, and its time."""
 
     step: int
     """Completed steps, including this one."""
@@ -102,19 +110,8 @@ class TimedStep:
     """Tokens over all devices; None: not given."""
     consumed_samples: int | None
     """Sequences since the start of the run; None: not known."""
-    timer: Timer
-    begin: Any
-    """Mark of the end of the previous step, or of the start of the job."""
-    end: Any
-    pauses: tuple[tuple[Any, Any], ...]
-    steps: int = 1
-    """Steps since the previous record."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds without the pauses; waits for the end of the step."""
-        elapsed = self.timer.seconds(self.begin, self.end)
-        return elapsed - sum(self.timer.seconds(begin, end) for begin, end in self.pauses)
+    span: StepSpan
+    """Time since the previous record."""
 
 
 class StepClock:
@@ -134,7 +131,9 @@ class StepClock:
     def end_span(self, *, steps: int = 1) -> StepSpan:
         """End the current step, or several of them, and start the next one."""
         end = self._timer.mark()
-        span = StepSpan(begin=self._begin, end=end, pauses=tuple(self._pauses), steps=steps)
+        span = StepSpan(
+            timer=self._timer, begin=self._begin, end=end, pauses=tuple(self._pauses), steps=steps
+        )
         self._begin, self._pauses = end, []
         return span
 
@@ -148,7 +147,6 @@ class StepClock:
         span: StepSpan | None = None,
     ) -> TimedStep:
         """Return the step that ended with `span`; without a span, end the current step now."""
-        span = span or self.end_span()
         if consumed_samples is None and samples is not None:
             consumed_samples = self._count_samples(step, samples)
         done = TimedStep(
@@ -156,11 +154,7 @@ class StepClock:
             samples=samples,
             tokens=tokens,
             consumed_samples=consumed_samples,
-            timer=self._timer,
-            begin=span.begin,
-            end=span.end,
-            pauses=span.pauses,
-            steps=span.steps,
+            span=span or self.end_span(),
         )
         self.first, self.last = self.first or done, done
         return done

@@ -58,7 +58,7 @@ class IntervalWork:
 
     def ready(self) -> bool:
         """Return True if times can be read without waiting for the device."""
-        last = self.work[-1]
+        last = self.work[-1].span
         return last.timer.ready(last.end)
 
     def summary(self, rows: tuple[MetricsRow, ...]) -> LogInterval:
@@ -79,9 +79,9 @@ class IntervalWork:
         throughput = window.rates(world_size=settings.world_size)
         if throughput:
             # all other rates are those of the interval
-            if window.steps != sum(step.steps for step in self.work):
+            if window.steps != sum(step.span.steps for step in self.work):
                 throughput[THROUGHPUT_WINDOW] = float(window.steps)
-            per_step = None if last.samples is None else last.samples / last.steps
+            per_step = None if last.samples is None else last.samples / last.span.steps
             sizes = {MICRO_BATCH_SIZE: settings.micro_batch_size, GLOBAL_BATCH_SIZE: per_step}
             throughput |= {name: float(size) for name, size in sizes.items() if size is not None}
         metrics |= throughput | rates.values
@@ -123,10 +123,12 @@ class IntervalWork:
         if total_samples is not None and last.consumed_samples is not None and before is not None:
             done, left = last.consumed_samples - before, total_samples - last.consumed_samples
         elif self.settings.total_steps is not None:
-            done, left = last.step - first.step + alone * first.steps, self.settings.total_steps - last.step
+            done = last.step - first.step + alone * first.span.steps
+            left = self.settings.total_steps - last.step
         else:
             return None
-        seconds = last.timer.seconds(first.begin if alone else first.end, last.end)
+        begin = first.span.begin if alone else first.span.end
+        seconds = last.span.timer.seconds(begin, last.span.end)
         return seconds / done * max(0, left) if done > 0 else None
 
     def _times(self, unit_seconds: float) -> dict[str, float]:
@@ -135,7 +137,8 @@ class IntervalWork:
         Tokens are extrapolated from the consumed samples and the tokens per sample of this step.
         """
         last, left = self.work[-1], self.seconds_left
-        times = {TIME_TOTAL: last.timer.seconds(self.first.begin, last.end) / unit_seconds}
+        seconds = last.span.timer.seconds(self.first.span.begin, last.span.end)
+        times = {TIME_TOTAL: seconds / unit_seconds}
         if left is not None:
             times[TIME_LEFT] = left / unit_seconds
         if last.consumed_samples is not None:
@@ -171,8 +174,8 @@ class WorkTotals:
 def sum_work(steps: Collection[TimedStep]) -> WorkTotals:
     """Return the work of several steps with their time; waits for the device."""
     return WorkTotals(
-        seconds=sum(step.seconds for step in steps),
-        steps=sum(step.steps for step in steps),
+        seconds=sum(step.span.seconds for step in steps),
+        steps=sum(step.span.steps for step in steps),
         samples=sum_if_known([step.samples for step in steps]),
         tokens=sum_if_known([step.tokens for step in steps]),
     )

@@ -235,7 +235,7 @@ class Metrics:
             step, samples=samples, tokens=tokens, consumed_samples=consumed_samples, span=span
         )
         if samples is not None:
-            numbers.setdefault(BATCH_SIZE, samples / done.steps)
+            numbers.setdefault(BATCH_SIZE, samples / done.span.steps)
         row = MetricsRow(
             step=step,
             time=self._wall_clock(),

@@ -3,6 +3,8 @@
 import math
 import time
 
+_MOST_TICKS = 5
+
 
 def short(value: float | None) -> str:
     """Format a number with about four digits: 2.345, 12.3 k, 3e-5; "?" for None."""
@@ -76,13 +78,13 @@ def clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, at most about `most`: steps of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float) -> list[float]:
+    """Return round numbers from `low` to `high`, at most about five: steps of 1, 2 or 5 times a power of ten."""
     span = high - low
     if not (math.isfinite(span) and span > 0):
         return [low]
-    size = 10 ** math.floor(math.log10(span / most))
-    step = next((size * factor for factor in (1, 2, 5) if span / (size * factor) <= most), size * 10)
+    size = 10 ** math.floor(math.log10(span / _MOST_TICKS))
+    step = next((size * factor for factor in (1, 2, 5) if span / (size * factor) <= _MOST_TICKS), size * 10)
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -90,13 +92,13 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
-def time_ticks(seconds: float, *, most: int = 5) -> list[float]:
-    """Return round times from 0 to `seconds`, at most about `most`: whole minutes, hours or days."""
+def time_ticks(seconds: float) -> list[float]:
+    """Return round times from 0 to `seconds`, at most about five: whole minutes, hours or days."""
     if seconds < 5:
-        return ticks(0.0, seconds, most=most)
-    step = next((one for one in _TIME_STEPS if seconds / one <= most), 0)
+        return ticks(0.0, seconds)
+    step = next((one for one in _TIME_STEPS if seconds / one <= _MOST_TICKS), 0)
     if not step:
-        return [86400 * days for days in ticks(0.0, seconds / 86400, most=most)]
+        return [86400 * days for days in ticks(0.0, seconds / 86400)]
     return [float(step * number) for number in range(int(seconds / step + 1e-9) + 1)]
 
 

@@ -95,16 +95,17 @@ class LastStep:
     """Time of the record in seconds since the epoch."""
 
 
-def read_last_step(metrics: str | Path, *, tail_bytes: int = 1 << 16) -> LastStep | None:
+def read_last_step(metrics: str | Path) -> LastStep | None:
     """Return the last complete row of a metrics file; None if there is none.
 
-    Reads only the end of the file: `tail_bytes`, and twice as many until they contain a row.
+    Reads only the end of the file: 64 KiB, and twice as much until it contains a row.
     """
     path = Path(metrics)
     if not path.is_file():
         return None
     with path.open("rb") as file:
         position = size = path.stat().st_size
+        tail_bytes = 1 << 16
         while position:
             position = max(0, size - tail_bytes)
             file.seek(position)

@@ -6,6 +6,7 @@ import pytest
 
 from mb_checkpoint.errors import CheckpointFolderError
 from mb_config import ConfigError, Provenance
+from mb_data.errors import DataPathError
 from mb_metrics.errors import RunFolderNameError
 from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import ConfigContainer
@@ -192,3 +193,13 @@ def test_a_requested_feature_that_is_not_applied_is_a_warning():
         config, world_size=1, provenance=Provenance()
     )  # TP is 1, and Transformer Engine is not installed
     assert [warning.id for warning in settled.warnings] == ["O02", "O04"]
+
+
+def test_rank_0_checks_data_and_folders_for_all(tmp_path):
+    config = gpt_tiny()
+    config.dataset.sources, config.train.micro_batch_size = [str(tmp_path / "missing")], 4
+    (tmp_path / "run").write_text("a file, where a folder would be")
+    ranks = [{"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"]
+    with pytest.raises(DataPathError, match="missing"):
+        settle_job(config, RunOptions(out=tmp_path / "run", environment=ranks[0]))
+    assert settle_job(config, RunOptions(out=tmp_path / "run", environment=ranks[1])).world.rank == 1

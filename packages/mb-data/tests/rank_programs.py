@@ -124,3 +124,17 @@ def read_with_own_files(kind, folders):
     train = sections[kind]().build_datasets(context)[0]
     samples = [{name: each.tolist() for name, each in train[index].items()} for index in range(SAMPLES)]
     return samples, sorted(path.suffix for path in folder.rglob("*.npy"))
+
+
+def digest_of_files(prefixes):
+    """Return the digest of data files, and how often this rank computed one."""
+    from mb_data import mcore
+    from mb_data.megatron.fingerprint import pair_states
+
+    computed, compute = [], mcore.content_digest
+    mcore.content_digest = lambda *args: computed.append(args) or compute(*args)
+    try:
+        content = mcore.content_on_all_ranks(prefixes, pair_states(prefixes), reads_data=True)
+    finally:
+        mcore.content_digest = compute
+    return content, len(computed)

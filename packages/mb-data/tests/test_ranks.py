@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mb_data import IndexedWriter
+from mb_data.megatron.fingerprint import content_digest, data_fingerprint, pair_states
 
 mb_host = pytest.importorskip("mb_host", reason="needs the test group")
 pytest.importorskip("megatron", reason="needs the mcore extra")
@@ -56,3 +57,12 @@ def test_machines_without_a_shared_folder_build_what_they_lack_and_read_the_same
             mb_host.RankFailedError, match="of rank 1 have other documents than those of rank 0"
         ):
             pool.run(rank_programs.read_with_own_files, "pair", [str(folders[0]), str(other)])
+
+
+def test_one_rank_of_a_machine_reads_the_indices_to_compare_them(write_pair):
+    prefixes = [write_pair("a", documents=5), write_pair("b", documents=6)]
+    with mb_host.RankPool(2, timeout_seconds=100, imports=["megatron.core"]) as pool:
+        found = pool.run(rank_programs.digest_of_files, prefixes)
+    content = content_digest(prefixes, pair_states(prefixes))
+    assert found == [(content, 1), (content, 0)]
+    assert data_fingerprint(prefixes, content=content) == data_fingerprint(prefixes)

@@ -5,6 +5,7 @@ The steps of `settle_job`:
 1. `complete` takes values from the run folder and from checkpoints; `completion.py` lists its steps.
 2. `resolve_and_check` computes fields that follow from others, and applies the rules of all packages.
 3. The dataset section is finalized and its files are checked, then code of the user, the monitor and the folders.
+   Rank 0 alone checks files and folders; a launcher ends the others if it fails.
 4. `resume_status` finds the checkpoint to resume from; `changed_settings` compares with the run that is resumed.
 5. The current schedule replaces that of the checkpoint if settings of a resumed run have changed.
 
@@ -96,7 +97,8 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         local_world_size=read_local_world_size(options.environment),
     )
     config.dataset.finalize()
-    verify_data(config)
+    if world.rank == 0:  # one process: the others would read and write the same shared files
+        verify_data(config)
     if options.code.process_non_loss_data is not None and config.logger.tensorboard_dir is None:
         raise UserCodeError(
             "process_non_loss_data: is set with logger.tensorboard_dir=null, and receives TensorBoard's writer. "
@@ -109,7 +111,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         )
     if config.ft is not None and config.ft.enable_ft_package:
         require_monitor(options.environment)
-    unwritable = require_writable(config, folder)
+    unwritable = require_writable(config, folder) if world.rank == 0 or evaluate_only else None
     status = resume_status(
         config.checkpoint, train_iters=config.train.train_iters or 0, evaluate_only=evaluate_only
     )

@@ -40,9 +40,14 @@ def rank_zero_first(action: Callable[[], Result]) -> Result:
         _barrier()
 
 
+def own_rank() -> int:
+    """Return the rank of this process in the default process group; 0 without a group."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
 def is_rank_zero() -> bool:
     """Return whether this is rank 0 of the default process group, or there is no group."""
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    return own_rank() == 0
 
 
 def _barrier() -> None:

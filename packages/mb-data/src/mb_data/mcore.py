@@ -1,7 +1,9 @@
 """Construction of Megatron Core's GPT datasets from the dataset section."""
 
 import copy
+import hashlib
 import logging
+import socket
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
 
-from mb_data.collectives import gather_from_all_ranks, is_rank_zero, rank_zero_first
+from mb_data.collectives import gather_from_all_ranks, is_rank_zero, own_rank, rank_zero_first
 from mb_data.config import DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
@@ -97,8 +99,10 @@ def _build_splits(
         allow_open_files(_mapped_files(config, samples), purpose="dataset.data_path")
     with _suppress_notices():
         pairs = pair_states(prefixes_of(config)) if context.reads_data else {}
-        _require_same_data(config, context, pairs)
-        core_config = megatron_config(config, samples, pairs=pairs, reads_data=context.reads_data)
+        content = content_on_all_ranks(prefixes_of(config), pairs, reads_data=context.reads_data)
+        core_config = megatron_config(
+            config, samples, pairs=pairs, content=content, reads_data=context.reads_data
+        )
         if not is_recordable(core_config):
             return _build_with_megatron(core_config, context, sizes)
         record = find_record(core_config, sizes, reads_data=context.reads_data)
@@ -126,20 +130,36 @@ def _build_with_megatron(config: Any, context: DatasetBuildContext, sizes: list[
     return build_indices(lambda: list(builder.build()), folder=folder)
 
 
-def _require_same_data(
-    config: GPTDatasetConfig, context: DatasetBuildContext, pairs: Mapping[str, PairState]
-) -> None:
-    """Reject files that differ between machines. Collective."""
-    digests = gather_from_all_ranks(
-        content_digest(prefixes_of(config), pairs) if context.reads_data else None
-    )
+def content_on_all_ranks(
+    prefixes: Sequence[str], pairs: Mapping[str, PairState], *, reads_data: bool
+) -> str | None:
+    """Return the digest of the content of data files, which one rank of each machine computes. Collective.
+
+    Args:
+        prefixes: Paths of the pairs.
+        pairs: State of each pair on this machine.
+        reads_data: Whether this rank reads data; None is returned if it does not.
+
+    Raises:
+        DataPathError: The files differ between machines.
+    """
+    files = repr((socket.gethostname(), prefixes, sorted(pairs.items()))).encode()
+    local_files = hashlib.sha256(files).hexdigest() if reads_data else None
+    files_by_rank = gather_from_all_ranks(local_files)
+    computes = reads_data and files_by_rank.index(local_files) == own_rank()
+    computed = gather_from_all_ranks(content_digest(prefixes, pairs) if computes else None)
+    by_files = dict(
+        zip(reversed(files_by_rank), reversed(computed), strict=True)
+    )  # the first of equal ones remains
+    digests = [None if each is None else by_files[each] for each in files_by_rank]
     mismatched = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
     if digests[0] is not None and mismatched:
         raise DataPathError(
-            f"dataset: the files {', '.join(prefixes_of(config)[:3])}... of rank {mismatched[0]} have other documents "
+            f"dataset: the files {', '.join(prefixes[:3])}... of rank {mismatched[0]} have other documents "
             "than those of rank 0, so the ranks would train on different data. Copy the same files to each machine, or "
             "use a folder that all of them share."
         )
+    return digests[own_rank()]
 
 
 def _mapped_files(config: GPTDatasetConfig, samples: Sequence[int]) -> int:

@@ -21,10 +21,15 @@ _PACKAGE_FIELDS = {
 
 
 def megatron_config(
-    config: GPTDatasetConfig, samples: Sequence[int], *, pairs: Mapping[str, PairState], reads_data: bool
+    config: GPTDatasetConfig,
+    samples: Sequence[int],
+    *,
+    pairs: Mapping[str, PairState],
+    content: str | None,
+    reads_data: bool,
 ) -> Any:
-    """Return Megatron's configuration of the requested splits."""
-    index_cache = _index_cache(config, pairs) if reads_data else config.path_to_cache
+    """Return Megatron's configuration of the requested splits; `pairs` and `content` are of `data_fingerprint`."""
+    index_cache = _index_cache(config, pairs, content) if reads_data else config.path_to_cache
     converted = to_megatron(config, tokenizer=config.tokenizer, path_to_cache=index_cache)
     _drop_unused_splits(converted, samples)
     return converted
@@ -76,7 +81,7 @@ def to_megatron(
     return target(**values)
 
 
-def _index_cache(config: GPTDatasetConfig, pairs: Mapping[str, PairState]) -> str | None:
+def _index_cache(config: GPTDatasetConfig, pairs: Mapping[str, PairState], content: str | None) -> str | None:
     """Return the folder for the sample indices of the data, and create it; None for generated data."""
     prefixes = prefixes_of(config)
     if not prefixes:
@@ -84,7 +89,7 @@ def _index_cache(config: GPTDatasetConfig, pairs: Mapping[str, PairState]) -> st
     # Megatron's name of an index does not include these two settings, although the index depends on them.
     settings = (config.add_extra_token_to_sequence, config.drop_last_partial_validation_sequence)
     base = Path(config.path_to_cache) if config.path_to_cache else Path(prefixes[0]).parent / "index-cache"
-    folder = base / data_fingerprint(prefixes, settings=settings, states=pairs)
+    folder = base / data_fingerprint(prefixes, settings=settings, states=pairs, content=content)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

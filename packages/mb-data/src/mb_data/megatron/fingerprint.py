@@ -47,6 +47,7 @@ def data_fingerprint(
     *,
     settings: Sequence[object] = (),
     states: Mapping[str, PairState] | None = None,
+    content: str | None = None,
 ) -> str:
     """Return a hash of the sizes, modification times, and first and last megabyte of the index of each pair.
 
@@ -58,6 +59,7 @@ def data_fingerprint(
         prefixes: Paths of `.bin`/`.idx` pairs, without suffix.
         settings: Additional values that the indices depend on.
         states: State of each pair, if it is known.
+        content: `content_digest`, if it is known.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -65,7 +67,7 @@ def data_fingerprint(
     states = pair_states(prefixes) if states is None else states
     modified = [states[prefix].modified for prefix in prefixes if prefix in states]
     described = [list(settings), list(prefixes), modified]
-    content = content_digest(prefixes, states)
+    content = content or content_digest(prefixes, states)
     return hashlib.sha256(f"{described!r} {content}".encode()).hexdigest()[:24]
 
 

@@ -1,7 +1,6 @@
 """Search for tuned settings by shape: the exact preset, or the nearest one with its distance."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
@@ -88,7 +87,11 @@ def find_preset(
         )
     gpu = short_name(gpu, GENERATIONS)
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
-    _require_positive(sizes)
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"{name}: {size} is not a valid size, because it is not positive. Set 1 or more."
+            )
     matches = (_match(preset, sizes, precision, gpu, lora) for preset in PRESETS.values())
     best = min(matches, key=lambda match: match.distance)
     if not best.exact:
@@ -100,14 +103,6 @@ def find_preset(
     return best
 
 
-def _require_positive(sizes: Mapping[str, int]) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(
-                f"{name}: {size} is not a valid size, because it is not positive. Set 1 or more."
-            )
-
-
 def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora: bool) -> PresetMatch:
     tuned = {name: getattr(preset, name) for name in _SIZES}
     distance = sum(abs(log2(tuned[name] / size)) for name, size in sizes.items())
@@ -116,14 +111,10 @@ def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora
         distance += OTHER_PRECISION
         differences.append(f"{preset.precision}, not {precision}")
     if preset.gpu != gpu:
-        distance += _gpu_distance(preset.gpu, gpu)
+        generations = abs(GENERATIONS[preset.gpu] - GENERATIONS[gpu])
+        distance += OTHER_GENERATION * generations or OTHER_GPU
         differences.append(f"{preset.gpu}, not {gpu}")
     if preset.lora != lora:
         distance += OTHER_LORA
         differences.append("adapters, not full training" if preset.lora else "full training, not adapters")
     return PresetMatch(preset=preset, distance=distance, differences=tuple(differences))
-
-
-def _gpu_distance(tuned: str, requested: str) -> float:
-    generations = abs(GENERATIONS[tuned] - GENERATIONS[requested])
-    return OTHER_GPU if generations == 0 else OTHER_GENERATION * generations

@@ -86,16 +86,9 @@ class Preset:
     @property
     def name(self) -> str:
         """Importable name, composed of the precision, the GPU and the shape."""
-        return _name(
-            precision=self.precision,
-            gpu=self.gpu,
-            hidden_size=self.hidden_size,
-            tp=self.tp,
-            cp=self.cp,
-            micro_batch_size=self.micro_batch_size,
-            seq_length=self.seq_length,
-            lora=self.lora,
-        )
+        ranks = f"tp{self.tp}_cp{self.cp}" if self.cp > 1 else f"tp{self.tp}"
+        shape = f"h{self.hidden_size}_{ranks}_mbs{self.micro_batch_size}_seqlen{self.seq_length}"
+        return f"userbuffers_{self.precision}_{self.gpu}_{shape}" + ("_lora" if self.lora else "")
 
     def build(self) -> TransformerLayerTPOverlapCfg:
         """Return the settings as a new object."""
@@ -112,22 +105,6 @@ class Preset:
             proj_fprop=_entry(proj),
             fc2_fprop=_entry(fc2),
         )
-
-
-def _name(
-    *,
-    precision: str,
-    gpu: str,
-    hidden_size: int,
-    tp: int,
-    cp: int,
-    micro_batch_size: int,
-    seq_length: int,
-    lora: bool,
-) -> str:
-    ranks = f"tp{tp}_cp{cp}" if cp > 1 else f"tp{tp}"
-    name = f"userbuffers_{precision}_{gpu}_h{hidden_size}_{ranks}_mbs{micro_batch_size}_seqlen{seq_length}"
-    return f"{name}_lora" if lora else name
 
 
 def _entry(cell: str) -> LayerOverlap | None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
+from mb_overlap.software_versions import detect_versions
 from mb_overlap.transformer_engine.arguments import initialize_ub_arguments
-from mb_overlap.transformer_engine.te_versions import NEWEST, format_version
+from mb_overlap.transformer_engine.te_versions import NEWEST_VERSION
 
 
 class UserBufferModel(Protocol):
@@ -78,7 +77,7 @@ def start_user_buffers(
         hidden_size=model.hidden_size,
         tp=model.tensor_model_parallel_size,
         cp=model.context_parallel_size,
-        release=release or _installed_release() or format_version(NEWEST),
+        release=release or detect_versions(None, {}).transformer_engine_version or NEWEST_VERSION,
         settings=model.tp_comm_overlap_cfg,
         quantization_modes=modes,
     )
@@ -88,13 +87,3 @@ def start_user_buffers(
     start = initialize or import_module("mb_overlap.transformer_engine.te").initialize_user_buffers
     start(arguments)
     return True
-
-
-def _installed_release() -> str | None:
-    """Return the version of Transformer Engine; None if it is not installed."""
-    if find_spec("transformer_engine") is None:
-        return None
-    try:
-        return version("transformer-engine")
-    except PackageNotFoundError:
-        return None

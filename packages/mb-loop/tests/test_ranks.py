@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import signal
 from types import SimpleNamespace
@@ -152,7 +153,10 @@ def submodels(rank):
             {"check_optimizer_step_success": False, "skip_sync_grad_norm_across_mp": True},
         ),
         ("trusted", True, {}),
+        ("not a number", rank == 0, {}),
     ):
+        if name == "not a number":
+            answer = (True, math.nan if rank == 1 else 3.0, None)
         state = mb_loop.LoopState(cfg=LoopConfig(train=TrainSection(train_iters=1, **settings)))
         optimizer = Optimizer([torch.ones(1)] if trains else [], answer)
         groups = SimpleNamespace(dp_cp=dist.group.WORLD, mp=dist.group.WORLD)
@@ -234,6 +238,7 @@ def test_if_a_rank_trains_nothing_the_optimizer_results_are_synchronised(answers
         assert answers[rank]["submodels"]["frozen"] == [1, 3.0, 7.0]
     assert [answers[rank]["submodels"]["left alone"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
     assert [answers[rank]["submodels"]["trusted"] for rank in range(2)] == [[1, 3.0, 7], [0, None, None]]
+    assert all(math.isnan(answers[rank]["submodels"]["not a number"][1]) for rank in range(2))
 
 
 def test_attention_logits_are_reduced_over_replicas_before_clipping_and_over_stages(answers):

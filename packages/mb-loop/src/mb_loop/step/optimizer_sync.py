@@ -1,5 +1,6 @@
 """Synchronisation of optimizer results over the model-parallel ranks. Imports torch."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,13 +47,13 @@ def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings
         ]
         values = torch.tensor(local_update, dtype=torch.float64, device=_device(group))
         torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
-        failed, has_norm, norm, has_zeros, zeros = values.tolist()
+        failed, *numbers = values.tolist()
         return OptimizerUpdate(
             successful=not failed if settings.check_optimizer_step_success else update.successful,
-            grad_norm=_value(has_norm, norm)
+            grad_norm=_value(*numbers[:3])
             if not settings.skip_sync_grad_norm_across_mp
             else update.grad_norm,
-            num_zeros_in_grad=_value(has_zeros, zeros),
+            num_zeros_in_grad=_value(*numbers[3:]),
         )
 
     return synchronize
@@ -75,9 +76,13 @@ def _device(group: ProcessGroup) -> str:
     return "cuda" if torch.distributed.get_backend(group) == "nccl" else "cpu"
 
 
-def _present(value: Any) -> tuple[float, float]:
-    return (0.0, float("-inf")) if value is None else (1.0, float(value))
+def _present(value: Any) -> tuple[float, float, float]:
+    """Return whether there is a value, whether it is NaN, and a number: a maximum over ranks may lose a NaN."""
+    number = -math.inf if value is None else float(value)
+    return float(value is not None), float(math.isnan(number)), -math.inf if math.isnan(number) else number
 
 
-def _value(present: float, value: float) -> float | None:
-    return value if present else None
+def _value(is_present: float, is_nan: float, number: float) -> float | None:
+    if not is_present:
+        return None
+    return math.nan if is_nan else number

@@ -9,7 +9,7 @@ from threading import Lock
 
 import pytest
 
-from mb_metrics.run.event_log import EventLog, read_event_rows
+from mb_metrics.run.events import EventLog, read_event_rows
 from mb_metrics.sinks.append_file import MAX_KEPT, AppendFile, LineFile
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mb_metrics import EventLog, LastStep, read_event_rows, read_last_step, write_missing_stop
-from mb_metrics.run.event_log import changed_code
+from mb_metrics.run.events import changed_code
 
 
 def test_events_are_json_lines_with_their_time(tmp_path):

@@ -102,13 +102,13 @@ if TYPE_CHECKING:
     from mb_metrics.report.watch import watch_frames as watch_frames
     from mb_metrics.report.watch import watch_text as watch_text
     from mb_metrics.rules import RULES as RULES
-    from mb_metrics.run.event_log import EventLog as EventLog
-    from mb_metrics.run.event_log import LastStep as LastStep
-    from mb_metrics.run.event_log import read_event_rows as read_event_rows
-    from mb_metrics.run.event_log import read_last_step as read_last_step
-    from mb_metrics.run.event_log import write_missing_stop as write_missing_stop
     from mb_metrics.run.event_recorder import EventRecorder as EventRecorder
+    from mb_metrics.run.events import EventLog as EventLog
+    from mb_metrics.run.events import LastStep as LastStep
     from mb_metrics.run.events import RunEvent as RunEvent
+    from mb_metrics.run.events import read_event_rows as read_event_rows
+    from mb_metrics.run.events import read_last_step as read_last_step
+    from mb_metrics.run.events import write_missing_stop as write_missing_stop
     from mb_metrics.run.logging_setup import configure_logging as configure_logging
     from mb_metrics.run.megatron_lm_log import training_log as training_log
     from mb_metrics.run.memory_report import MemoryReport as MemoryReport

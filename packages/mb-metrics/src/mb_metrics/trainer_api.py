@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mb_metrics.cli.app import BenchOptions as BenchOptions
     from mb_metrics.cli.app import ReportOptions as ReportOptions
     from mb_metrics.rules import PATH_FIELDS as PATH_FIELDS
-    from mb_metrics.run.event_log import changed_code as changed_code
+    from mb_metrics.run.events import changed_code as changed_code
     from mb_metrics.run.folder import CONFIG as CONFIG
     from mb_metrics.run.folder import RunFolder as RunFolder
     from mb_metrics.run.logging_setup import captured_records as captured_records

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from mb_metrics.run.event_log import EventLog, LastStep
+from mb_metrics.run.events import EventLog, LastStep
 from mb_metrics.run.training_context import MetricsContext, TrainCounters
 
 

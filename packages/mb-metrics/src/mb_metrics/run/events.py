@@ -1,11 +1,25 @@
-"""Events of a run (start, resume, save, evaluation, restart, stop), as recorded in events.jsonl or in a log."""
+"""Events of a run (start, resume, save, evaluation, restart, stop) in events.jsonl or in a log.
 
+They are appended, read back, and completed after a crash.
+"""
+
+import json
+import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from mb_metrics.sinks.append_file import LineFile
+from mb_metrics.sinks.jsonl import plain_number
 from mb_schema.json_rows import parse_row, step_of_row
 
+logger = logging.getLogger(__name__)
+
+STARTS = ("start", "resume")
+"""Events with which a process starts to train."""
 _EARLIEST, _LATEST = -(2.0**35), 2.0**37
 """Numbers of seconds: about the years 900 and 6,300, which calendars have."""
 _FIELDS = frozenset({"event", "time", "step", "seconds"})
@@ -56,3 +70,125 @@ def seconds_in(value: object) -> float | None:
     """Return a number of seconds, or of seconds since the epoch; None for anything else and for absurd numbers."""
     known = isinstance(value, int | float) and _EARLIEST < value < _LATEST
     return float(value) if known else None  # type: ignore[arg-type]  # a number, by the line above
+
+
+class EventLog:
+    """Event log that appends one JSON object per event to a file; each line is flushed at once.
+
+    If the file cannot be written, as on a full disk, a warning is logged once, and the event is written with a later
+    one: see `LineFile`.
+
+    Args:
+        path: The file, such as events.jsonl in a run folder.
+        clock: Clock that returns seconds since the epoch.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._file = LineFile(path, warn=logger.warning)
+        self._clock = clock
+
+    def write(self, event: str, **fields: object) -> None:
+        """Append one event with the time in seconds since the epoch; NaN and infinity are text, as in metrics.jsonl."""
+        row = {
+            "event": event,
+            "time": self._clock(),
+            **{name: _plain(value) for name, value in fields.items()},
+        }
+        self._file.append(json.dumps(row, allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return plain_number(value) if isinstance(value, float) else value
+
+
+def recorded_code(events: str | Path) -> Mapping[str, Any] | None:
+    """Return the code of the user that the last start in an events file records; None if no start is recorded."""
+    starts = [row for row in read_event_rows(events) if row.get("event") in STARTS]
+    code: Mapping[str, Any] | None = starts[-1].get("code", {}) if starts else None
+    return code
+
+
+def changed_code(
+    events: str | Path, code: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+    """Return `code.<part>` -> (names at the last start, current names) for each part of the user's code that differs.
+
+    Empty if an events file records no start.
+    """
+    previous = recorded_code(events)
+    if previous is None:
+        return {}
+    parts = dict.fromkeys((*previous, *code))
+    both = {part: (previous.get(part, []), code.get(part, [])) for part in parts}
+    return {f"code.{part}": names for part, names in both.items() if names[0] != names[1]}
+
+
+def read_event_rows(events: str | Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of an events file; none if it does not exist. Lines truncated by a kill are skipped."""
+    path = Path(events)
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            row = parse_row(line)
+            if row is not None:
+                yield row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStep:
+    """Last step recorded in metrics.jsonl."""
+
+    step: int
+    time: float
+    """Time of the record in seconds since the epoch."""
+
+
+def read_last_step(metrics: str | Path) -> LastStep | None:
+    """Return the last complete row of a metrics file; None if there is none.
+
+    Reads only the end of the file: 64 KiB, and twice as much until it contains a row.
+    """
+    path = Path(metrics)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        position = size = path.stat().st_size
+        tail_bytes = 1 << 16
+        while position:
+            position = max(0, size - tail_bytes)
+            file.seek(position)
+            for line in reversed(file.read().splitlines()):
+                row = parse_row(line)  # None: truncated by a kill, or by the beginning of the tail
+                step = None if row is None else step_of_row(row)
+                if row is not None and step is not None and "time" in row:
+                    return LastStep(step=step, time=time_of_row(row))
+            tail_bytes *= 2
+    return None
+
+
+def write_missing_stop(
+    events: str | Path,
+    *,
+    metrics: str | Path,
+    message: str,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Append the stop event of a run whose processes died before they could write it; do nothing if it exists.
+
+    Args:
+        events: Events file of the run; may be missing.
+        metrics: Metrics file of the run, which has the last step; may be missing.
+        message: Reason of the end.
+        clock: Clock that returns seconds since the epoch.
+    """
+    marks = [row for row in read_event_rows(events) if row.get("event") in (*STARTS, "stop")]
+    if not marks or marks[-1]["event"] == "stop":
+        return
+    last = read_last_step(metrics)
+    step = marks[-1].get("step") if last is None else last.step
+    EventLog(events, clock=clock).write("stop", step=step, reason="failed", message=message)

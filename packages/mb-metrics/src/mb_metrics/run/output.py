@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mb_metrics.config import LoggerConfig
-from mb_metrics.run.event_log import EventLog, read_last_step
 from mb_metrics.run.event_recorder import EventRecorder
+from mb_metrics.run.events import EventLog, read_last_step
 from mb_metrics.sinks.build import build_sinks
 from mb_metrics.sinks.console import TextStream
 from mb_metrics.sinks.sink import Sink

@@ -85,3 +85,27 @@ def test_steps_may_count_from_0(metrics, recorder):
         logger.log({"loss": 2.0}, step)
     logger.close()
     assert recorder.steps == [0, 1]
+
+
+def test_a_log_interval_of_one_record_has_the_rates_of_its_steps(recorder, clock):
+    """As with a library that logs every tenth step: a record is ten steps."""
+    metrics = Metrics([recorder], log_interval=10, clock=clock)
+    logger = StepLogger(metrics, samples=8)
+    for step, seconds in ((10, 20), (20, 10), (30, 5)):
+        clock.now += seconds
+        logger.log({"loss": 1.0}, step)
+    logger.close()
+    rates = [row.values["throughput/batches_per_sec"] for row in recorder.rows]
+    assert (rates, recorder.rows[-1].consumed_samples) == ([0.5, 1.0, 2.0], 240)
+    assert "throughput/window_steps" not in recorder.rows[-1].values
+
+
+def test_the_throughput_window_counts_steps(recorder, clock):
+    metrics = Metrics([recorder], log_interval=10, throughput_window=20, clock=clock)
+    logger = StepLogger(metrics)
+    for step, seconds in ((10, 20), (20, 10), (30, 5)):
+        clock.now += seconds
+        logger.log({"loss": 1.0}, step)
+    logger.close()
+    assert recorder.rows[-1].values["throughput/batches_per_sec"] == 20 / 15
+    assert recorder.rows[-1].values["throughput/window_steps"] == 20

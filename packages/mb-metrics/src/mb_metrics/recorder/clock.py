@@ -147,22 +147,23 @@ class StepClock:
         span: StepSpan | None = None,
     ) -> TimedStep:
         """Return the step that ended with `span`; without a span, end the current step now."""
+        span = span or self.end_span()
         if consumed_samples is None and samples is not None:
-            consumed_samples = self._count_samples(step, samples)
+            consumed_samples = self._count_samples(step, samples, steps=span.steps)
         done = TimedStep(
             step=step,
             samples=samples,
             tokens=tokens,
             consumed_samples=consumed_samples,
-            span=span or self.end_span(),
+            span=span,
         )
         self.first, self.last = self.first or done, done
         return done
 
-    def _count_samples(self, step: int, samples: int) -> int | None:
-        """Return the samples consumed up to this step; None if the first recorded step is that of a resumed run."""
+    def _count_samples(self, step: int, samples: int, *, steps: int) -> int | None:
+        """Return the samples consumed up to this step; None if the first record is that of a resumed run."""
         if self.last is None:
-            return samples if step <= 1 else None
+            return samples if step <= steps else None
         return None if self.last.consumed_samples is None else self.last.consumed_samples + samples
 
     @contextmanager

@@ -209,7 +209,7 @@ class Metrics:
             tokens: Tokens in this step, over all devices.
             skipped: True if the optimizer skipped the update; skipped steps are excluded from mean losses.
             consumed_samples: Sequences consumed since the start of the run. None: the sum of `samples`, if the first
-                recorded step is 0 or 1 (after a resume the number is not known).
+                record has the first step of the run (after a resume the number is not known).
             span: Result of `end_step`, if the step ended before this call; None: it ends now.
 
         Raises:
@@ -366,7 +366,7 @@ class Metrics:
             settings=self._settings,
             first=self._clock.first or self._work[-1],
             work=tuple(self._work),
-            window=tuple(self._window),
+            window=_newest(self._window, self._window.maxlen or 1),
         )
         self._work = []
         if self._steps:
@@ -410,6 +410,17 @@ class Metrics:
     def _aliased(self, row: MetricsRow) -> MetricsRow:
         more = {alias: row.values[name] for name, alias in self._aliases.items() if name in row.values}
         return replace(row, values={**row.values, **more}) if more else row
+
+
+def _newest(work: Sequence[TimedStep], steps: int) -> list[TimedStep]:
+    """Return the newest work of at most `steps` steps, at least one record, which may be of several steps."""
+    newest: list[TimedStep] = []
+    for step in reversed(work):
+        steps -= step.span.steps
+        if steps < 0 and newest:
+            break
+        newest.append(step)
+    return newest
 
 
 def _ready(batch: StepBatch, work: IntervalWork | None) -> bool:

@@ -203,7 +203,7 @@ def test_layers_in_bf16_take_the_time_of_bf16():
     ],
 )
 def test_a_token_is_sent_to_its_experts(dispatcher, near, away):
-    """Forward to the experts and back, and both once more backward, in BF16."""
+    """Forward to the experts and back, and the same backward: four exchanges in BF16."""
     found = terms({**EXPERTS, "expert_model_parallel_size": 16}, replicas=16, dispatcher=dispatcher)
     sent = 8 * 32 * 4 * 2 * 8192 * 4096
     assert found["routing"] == pytest.approx(sent * max(near / 450e9, away / 50e9))

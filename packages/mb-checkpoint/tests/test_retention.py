@@ -13,9 +13,12 @@ from mb_checkpoint.formats.layout import steps_in
 from mb_checkpoint.formats.manifest import Manifest, find_hash_mismatches, read_manifest
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.locks import WRITER_FILE, reader_lock, try_exclusive_lock, writer_lock
+from mb_checkpoint.save.async_save import AsyncSave
 from mb_checkpoint.save.commit import open_staging
+from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
 from mb_checkpoint.save.retention import prune, steps_to_remove
+from mb_checkpoint.save.worker import JobResult
 from mb_checkpoint.save.writing import WrittenFiles, hash_files, write_result
 
 STEPS = st.sets(st.integers(min_value=0, max_value=10**6), min_size=1)
@@ -218,11 +221,11 @@ def test_keeping_no_checkpoint_is_rejected(keep):
         steps_to_remove([1, 2], keep=keep, protected=2)
 
 
-def finalized(root, step, verified):
-    """Commit a checkpoint as in the writer process; return the result, and the bytes read beyond those of the save."""
+def job_of(root, step, verified):
+    """Return the commit of a save that keeps two checkpoints."""
     staging = complete_checkpoint.fill(open_staging(root, step), step)
     write_result(staging, 0, WrittenFiles())
-    job = FinalizeJob(
+    return FinalizeJob(
         root=root,
         staging=staging,
         world_size=1,
@@ -232,15 +235,45 @@ def finalized(root, step, verified):
         retain_interval=None,
         verified=verified,
     )
-    sizes = []
+
+
+def finalized(root, step, verified):
+    """Commit a checkpoint as in the writer process; return the result, and the progress beyond its bytes."""
+    job, sizes = job_of(root, step, verified), []
     done = finalize_save(pickle.loads(pickle.dumps(job)), progress=sizes.append)
     return done, sum(sizes) - done.total_bytes
+
+
+class DyingWriter:
+    """Writer process that dies while it deletes old checkpoints."""
+
+    def submit(self, job):
+        self.job = job
+
+    def result(self):
+        if hasattr(self, "job"):
+            finalize_save(self.job)
+            return JobResult(failure="the writer process died by SIGKILL")
+        return JobResult()
+
+
+def test_a_writer_that_dies_after_the_commit_has_saved(tmp_path):
+    job = job_of(tmp_path, 10, VerifiedCache())
+    barrier = CommitBarrier(None, rank=0, world_size=1, name="a")
+    save = AsyncSave(job, began=0.0, is_rank_zero=True, writer=DyingWriter(), barrier=barrier)
+    done = save.poll(blocking=True)
+    assert (done.path, done.total_bytes) == (
+        tmp_path / "iter_0000010",
+        read_manifest(tmp_path / "iter_0000010").total_bytes,
+    )
+    assert done.pruned.not_removed == ((tmp_path, "the writer process died by SIGKILL"),)
 
 
 def test_a_save_after_a_restart_reads_no_earlier_checkpoint(tmp_path):
     saved(tmp_path, 10, 20)
     done, read = finalized(tmp_path, 30, VerifiedCache())
-    assert ([path.name for path in done.pruned.removed], read) == (["iter_0000010"], 0)
+    deleted = 1  # data file of the old checkpoint, which counts as progress
+    assert ([path.name for path in done.pruned.removed], read) == (["iter_0000010"], deleted)
 
 
 def test_a_save_in_another_process_knows_what_the_run_found_damaged(tmp_path):

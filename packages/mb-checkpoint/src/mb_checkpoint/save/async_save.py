@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.layout import iteration_directory
+from mb_checkpoint.formats.manifest import read_manifest
+from mb_checkpoint.load.select import tracked_steps
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob
@@ -122,8 +124,19 @@ class AsyncSave:
         result = self._writer.result()
         if result is None:
             return None
-        self._finished = result.finished
-        return [] if result.failure is None else [f"rank 0: {result.failure}"]
+        self._finished = result.finished or self._committed(str(result.failure))
+        return [f"rank 0: {result.failure}"] if self._finished is None else []
+
+    def _committed(self, failure: str) -> FinalizedSave | None:
+        """Return the checkpoint if the writer failed after its commit, while it deleted old ones."""
+        root, step, path = self._job.root, self._job.step, iteration_directory(self._job.root, self._job.step)
+        manifest = None
+        if not self._job.staging.exists() and step in tracked_steps(root):
+            manifest = read_manifest(path)
+        if manifest is None:
+            return None
+        pruned = PruneResult(not_removed=((root, failure),))
+        return FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=pruned)
 
     def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
         job, seconds = self._job, self._clock() - self._began

@@ -64,7 +64,8 @@ def finalize_save(
 
     Args:
         job: The save to finalize.
-        progress: Called with the number of bytes of each chunk of the small files that is read for hashing.
+        progress: Called with the number of bytes of each chunk of the small files that is read for hashing, and with 1
+            for each file that is deleted.
 
     Raises:
         OSError: Writing failed; earlier checkpoints are unchanged.
@@ -89,5 +90,6 @@ def finalize_save(
         retain_interval=job.retain_interval,
         verified=job.verified,
         contents=False,
+        progress=progress,
     )
     return replace(finalized, pruned=pruned)

@@ -1,6 +1,6 @@
 """Retention of checkpoints: selection and deletion of old ones."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class PruneResult:
     """Folder that was kept only because it is the best by `checkpoint.best_metric`."""
 
 
-def prune(
+def prune(  # noqa: PLR0913 - what is deleted, each by name
     root: Path,
     *,
     keep: int,
@@ -38,6 +38,7 @@ def prune(
     verified: VerifiedCache | None = None,
     contents: bool = True,
     unfinished: bool = False,
+    progress: Callable[[int], object] = lambda _files: None,
 ) -> PruneResult:
     """Delete the step folders beyond the `keep` newest intact ones; a folder that cannot be deleted is reported.
 
@@ -58,13 +59,14 @@ def prune(
         unfinished: Also delete the remains of unfinished saves, unless a process holds `locks.writer_lock` or the file
             system has no locks. Use only if every process that saves there holds that lock: otherwise this deletes data
             that is being written.
+        progress: Called after each file that is deleted, in any thread.
 
     Raises:
         ValueError: See `steps_to_remove`.
         CheckpointNotFoundError: `protected` is None, and no checkpoint is intact (NoIntactCheckpointError).
     """
     folders = steps_in(root)
-    pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run)
+    pruning = _Pruning(verified or VerifiedCache(), contents=contents, dry_run=dry_run, progress=progress)
     newest = pruning.newest_intact(root, folders) if protected is None else protected
     tracked = tracked_steps(root)
     old = steps_to_remove(
@@ -97,10 +99,13 @@ KEPT_REASONS = {
 class _Pruning:
     """Deletions of one call of `prune`, and their results."""
 
-    def __init__(self, verified: VerifiedCache, *, contents: bool, dry_run: bool) -> None:
+    def __init__(
+        self, verified: VerifiedCache, *, contents: bool, dry_run: bool, progress: Callable[[int], object]
+    ) -> None:
         self._verified = verified
         self._contents = contents
         self._dry_run = dry_run
+        self._progress = progress
         self.removed: list[Path] = []
         self.not_removed: list[tuple[Path, str]] = []
         self.damaged: list[tuple[Path, str]] = []
@@ -137,7 +142,7 @@ class _Pruning:
         try:
             if is_tracked:
                 self.not_removed.append((path, TRACKED))
-            elif _remove(path, dry_run=self._dry_run):
+            elif _remove(path, dry_run=self._dry_run, progress=self._progress):
                 self.removed.append(path)
             else:
                 self.not_removed.append((path, "it is being read"))
@@ -153,7 +158,7 @@ class _Pruning:
                     continue
                 try:
                     if not self._dry_run:
-                        remove_folder(path)
+                        remove_folder(path, progress=self._progress)
                     self.removed.append(path)
                 except OSError as error:
                     self.not_removed.append((path, cause_of(error)))
@@ -168,7 +173,7 @@ class _Pruning:
         )
 
 
-def _remove(path: Path, *, dry_run: bool) -> bool:
+def _remove(path: Path, *, dry_run: bool, progress: Callable[[int], object]) -> bool:
     hidden = path.with_name(f".removing_{path.name}")
     with try_exclusive_lock(path) as lock:
         # Without locks, readers are unknown, and old checkpoints are deleted all the same.
@@ -176,5 +181,5 @@ def _remove(path: Path, *, dry_run: bool) -> bool:
         if free and not dry_run:
             path.rename(hidden)
     if free and not dry_run:
-        remove_folder(hidden)
+        remove_folder(hidden, progress=progress)
     return free

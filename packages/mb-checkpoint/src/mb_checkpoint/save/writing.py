@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from mb_checkpoint.formats.checksums import HASHES, Checksum
 from mb_checkpoint.formats.manifest import FileEntry, hash_file
-from mb_checkpoint.save.commit import fsync_path
+from mb_checkpoint.save.commit import METADATA_THREADS, fsync_path
 from mb_checkpoint.save.device_sync import Synchronize, wait_for_devices
 
 
@@ -206,9 +206,12 @@ def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
     Raises:
         OSError: The result of a rank is missing.
     """
-    results = []
-    for rank in range(world_size):
+
+    def collect(rank: int) -> WrittenFiles:
         path = Path(folder, RESULT.format(rank))
-        results.append(pickle.load(io.BytesIO(path.read_bytes())))
+        result: WrittenFiles = pickle.load(io.BytesIO(path.read_bytes()))
         path.unlink()
-    return results
+        return result
+
+    with ThreadPoolExecutor(METADATA_THREADS) as pool:
+        return list(pool.map(collect, range(world_size)))

@@ -6,7 +6,6 @@ renderings: the conversation up to and including a message, and up to the prompt
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from mb_data.chat.encoding import chat_templates_of, encode_chat, special_names
@@ -16,6 +15,7 @@ from mb_data.chat.template import ChatTemplates
 from mb_data.errors import BadDocumentError, ChatTemplateError, TokenizerError
 from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.options import FinetuningOptions
+from mb_data.libraries import import_library
 from mb_data.tokenizers.base import Tokenizer
 
 Span = tuple[int, int]
@@ -172,15 +172,14 @@ class _View:
 
 def compile_template(template: str) -> Any:
     """Return the compiled template. Imports jinja2 on demand."""
-    try:
-        rendering = import_module("mb_data.chat.rendering")
-    except ModuleNotFoundError as error:
-        if error.name != "jinja2":
-            raise
-        raise ChatTemplateError(
-            "chat: the library jinja2 is not installed; it renders chat templates. Install it: "
-            'pip install "mb-data[chat]".'
-        ) from error
+    rendering = import_library(
+        "mb_data.chat.rendering",
+        where="chat",
+        purpose="renders chat templates",
+        extra="chat",
+        library="jinja2",
+        error=ChatTemplateError,
+    )
     return rendering.compile_chat_template(template)
 
 

@@ -7,11 +7,11 @@ import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from mb_data.errors import BadDocumentError, FormatLibraryError
+from mb_data.errors import BadDocumentError
+from mb_data.libraries import import_library
 
 _COMPRESSIONS = {
     ".gz": "gzip",
@@ -85,13 +85,20 @@ def decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     """
     kind = compression(path)
     if kind == "zstd":
-        zstandard = _zstandard(path)
+        zstandard = import_library(
+            "zstandard", where=str(path), purpose="decompresses .zst files", extra="zstd"
+        )
         errors: tuple[type[Exception], ...] = (EOFError, zstandard.ZstdError)
         stream: Any = io.BufferedReader(_ZstdReader(raw, zstandard), _BLOCK)
     else:
         errors = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, OSError)
-        readers: dict[str, Any] = {"gzip": _gzip, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}
-        stream = readers[kind](raw) if kind is not None else raw
+        readers: dict[str | None, Any] = {
+            None: lambda file: file,
+            "gzip": lambda file: gzip.GzipFile(fileobj=file),
+            "bzip2": bz2.BZ2File,
+            "xz": lzma.LZMAFile,
+        }
+        stream = readers[kind](raw)
     try:
         yield cast(BinaryIO, stream)
     except errors as error:
@@ -99,18 +106,4 @@ def decompressed(raw: BinaryIO, path: Path) -> Iterator[BinaryIO]:
             raise
         raise BadDocumentError(
             f"{path}: cannot be decompressed ({error}); it is truncated, or not {kind}. Copy it again."
-        ) from error
-
-
-def _gzip(raw: BinaryIO) -> gzip.GzipFile:
-    return gzip.GzipFile(fileobj=raw)
-
-
-def _zstandard(path: Path) -> Any:
-    try:
-        return import_module("zstandard")
-    except ModuleNotFoundError as error:
-        raise FormatLibraryError(
-            f"{path}: the library zstandard is not installed; it decompresses .zst files. Install it: "
-            'pip install "mb-data[zstd]".'
         ) from error

@@ -4,11 +4,11 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_data.errors import BadDocumentError, FormatLibraryError
+from mb_data.errors import BadDocumentError
+from mb_data.libraries import import_library
 from mb_data.text.compressed import compression, content_suffix, decompressed
 from mb_data.text.input_files import InputRange, open_input
 
@@ -120,12 +120,10 @@ def arrow_library(path: Path) -> Any:
     Raises:
         FormatLibraryError: pyarrow is not installed.
     """
-    try:
-        return import_module("mb_data.text.arrow_tables")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pyarrow":
-            raise
-        raise FormatLibraryError(
-            f"{path}: the library pyarrow is not installed; it handles {path.suffix} files. Install it: "
-            'pip install "mb-data[parquet]".'
-        ) from error
+    return import_library(
+        "mb_data.text.arrow_tables",
+        where=str(path),
+        purpose=f"handles {path.suffix} files",
+        extra="parquet",
+        library="pyarrow",
+    )

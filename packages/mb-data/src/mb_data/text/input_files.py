@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mb_data.errors import DataError, DataPathError, FormatLibraryError
+from mb_data.errors import DataError, DataPathError
+from mb_data.libraries import import_library
 
 _REMOTE_BLOCK = 1 << 20
 
@@ -39,13 +39,13 @@ def located_path(location: str | Path) -> Path:
     """
     if "://" not in str(location):
         return Path(location)
-    try:
-        library = import_module("upath")
-    except ModuleNotFoundError as error:
-        raise FormatLibraryError(
-            f"{location}: the library universal_pathlib is not installed; it reads object storage. Install it: "
-            'pip install "mb-data[storage]".'
-        ) from error
+    library = import_library(
+        "upath",
+        where=str(location),
+        purpose="reads object storage",
+        extra="storage",
+        distribution="universal_pathlib",
+    )
     return cast(Path, library.UPath(str(location)))
 
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +9,7 @@ from mb_data.chat.encoding import TokenizerWithTemplate
 from mb_data.chat.prompt_formats import PROMPT_FORMATS
 from mb_data.chat.template import TEMPLATE_FILE, read_chat_template
 from mb_data.errors import TokenizerError, TokenizerLibraryError
+from mb_data.libraries import import_library
 from mb_data.tokenizers.base import (
     ByteTokenizer,
     ExtendedTokenizer,
@@ -23,12 +23,12 @@ from mb_data.tokenizers.rules import IDLE_OPTIONS, SENTENCEPIECE
 from mb_data.tokenizers.saved_tokenizer import SAVED_TYPES
 
 _ADAPTERS = {
-    "bpe": ("tokenizers", "tokenizers"),
-    "hugging_face": ("transformers", "transformers"),
-    "sentencepiece": ("sentencepiece", "sentencepiece"),
-    "tiktoken": ("tiktoken", "tiktoken"),
+    "bpe": "tokenizers",
+    "hugging_face": "transformers",
+    "sentencepiece": "sentencepiece",
+    "tiktoken": "tiktoken",
 }
-"""Adapter modules -> the library that they import, and the extra that installs it."""
+"""Adapter modules -> the library that they import, which is also the extra that installs it."""
 
 TOKENIZER_FILES = (*SAVED_TYPES, "tokenizer_config.json", TEMPLATE_FILE)
 """Names of the files in which tokenizers are saved. A tokenizer uses some of them."""
@@ -192,16 +192,14 @@ def _tiktoken(path: Path, config: TokenizerConfig) -> Tokenizer:
 
 def _import_adapter(name: str) -> Any:
     """Import an adapter module on demand, so that a library is required only by the tokenizers that use it."""
-    library, extra = _ADAPTERS[name]
-    try:
-        return import_module(f"mb_data.tokenizers.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != library:
-            raise
-        raise TokenizerLibraryError(
-            f"tokenizer: the library {library} is not installed; it reads this kind of tokenizer. "
-            f'Install it: pip install "mb-data[{extra}]".'
-        ) from error
+    return import_library(
+        f"mb_data.tokenizers.{name}",
+        where="tokenizer",
+        purpose="reads this kind of tokenizer",
+        extra=_ADAPTERS[name],
+        library=_ADAPTERS[name],
+        error=TokenizerLibraryError,
+    )
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> None:

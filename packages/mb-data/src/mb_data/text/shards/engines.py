@@ -5,6 +5,7 @@ from functools import partial
 from importlib import import_module
 
 from mb_data.errors import EngineError
+from mb_data.libraries import import_library
 from mb_data.text.shards.shard import Engine, ShardTask
 from mb_data.text.workers import map_in_order
 
@@ -38,14 +39,15 @@ def select_engine(name: str, *, workers: int | None, slurm_options: Sequence[str
         )
     if name != "ray":
         raise EngineError(f"--engine: there is no engine {name!r}. Use {', '.join(ENGINES)}.")
-    try:
-        return import_module("mb_data.text.shards.ray").ray_engine(workers)  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise EngineError(
-            '--engine: the library ray is not installed. Install it: pip install "mb-data[ray]".'
-        ) from error
+    ray = import_library(
+        "mb_data.text.shards.ray",
+        where="--engine",
+        purpose="builds shards on several machines",
+        extra="ray",
+        library="ray",
+        error=EngineError,
+    )
+    return ray.ray_engine(workers)  # type: ignore[no-any-return]
 
 
 def _run_here(task: ShardTask, numbers: Sequence[int], *, workers: int) -> Iterator[int]:

@@ -8,7 +8,6 @@ shuffled samples. Here each process has one client, and reads what it needs and 
 import hashlib
 import os
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mb_data.build_cache import load_or_build
-from mb_data.errors import FormatLibraryError, IndexedFormatError
+from mb_data.errors import IndexedFormatError
+from mb_data.libraries import import_library
 from mb_data.text.indexed import index_summary
 from mb_data.text.shards.manifest import MANIFEST, ShardFile, parse_manifest
 from mb_data.text.shards.tokens import ShardedTokens
@@ -120,15 +120,7 @@ def _read_range(bucket: str, key: str, wanted: str) -> bytes:
 def _client() -> Any:
     process = os.getpid()
     if process not in _clients:
-        try:
-            library = import_module("boto3")
-        except ModuleNotFoundError as error:
-            if error.name != "boto3":
-                raise
-            raise FormatLibraryError(
-                "dataset.data_path: the library boto3 is not installed; a run reads S3 with it. Install it: "
-                'pip install "mb-data[storage]".'
-            ) from error
+        library = import_library("boto3", where="dataset.data_path", purpose="reads S3", extra="storage")
         _clients[process] = library.client("s3")
     return _clients[process]
 

@@ -12,7 +12,7 @@ import pytest
 from mb_data import ByteTokenizer, build_indexed
 from mb_data.errors import DataPathError
 from mb_data.text.input_files import input_files, storage_errors
-from mb_data.text.shards.cut import state_of
+from mb_data.text.shards.plan import state_of
 
 upath = pytest.importorskip("upath", reason="needs the extra storage")
 FILES = {

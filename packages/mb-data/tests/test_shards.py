@@ -26,9 +26,9 @@ from mb_data.text.documents import read_chunks
 from mb_data.text.reader import examine_prefix
 from mb_data.text.selection import Selection
 from mb_data.text.shards.build import build_shards
-from mb_data.text.shards.cut import cut_files
 from mb_data.text.shards.engines import select_engine
 from mb_data.text.shards.origin import document_origins
+from mb_data.text.shards.plan import cut_files
 
 LOCAL = select_engine("local", workers=1)
 
@@ -93,12 +93,7 @@ def test_each_line_is_in_one_shard_and_in_its_order(tmp_path_factory, lengths, s
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"
     path.write_text("\n".join("x" * length for length in lengths))
     shards = list(cut_files([path], shard_bytes=shard_bytes))
-    read = [
-        line
-        for shard in shards
-        for chunk in read_chunks(entry.part for entry in shard)
-        for line in chunk.documents
-    ]
+    read = [line for shard in shards for chunk in read_chunks(shard) for line in chunk.documents]
     assert b"".join(read) == path.read_bytes()
     assert [line.rstrip(b"\n") for line in read if line.strip()] == [
         b"x" * length for length in lengths if length

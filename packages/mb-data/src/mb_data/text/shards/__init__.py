@@ -1,6 +1,6 @@
 """Data sets in shards: builds that resume after an interruption, on one machine or many, read as one pair.
 
-`cut.py` cuts the inputs, `plan.py` records cut and options, `shard.py` builds one shard, `engines.py`, `ray.py` and
-`slurm.py` (with its `job.py`) run it for all, and `build.py` drives them and merges the index. `manifest.py` and
+`plan.py` cuts the inputs, and records cut and options, `shard.py` builds one shard, `engines.py`, `ray.py` and
+`slurm.py` run it for all, and `build.py` drives them and merges the index. `manifest.py` and
 `tokens.py` read the result, and `origin.py` finds the input of a document again. `files.py` writes files whole.
 """

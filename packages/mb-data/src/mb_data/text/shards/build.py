@@ -15,10 +15,9 @@ from mb_data.text.build import PairReport, require_documents
 from mb_data.text.indexed import IndexedSummary, read_lengths, write_index
 from mb_data.text.input_files import input_files, is_local, located_path, storage_errors
 from mb_data.text.selection import Selection
-from mb_data.text.shards.cut import cut_files
 from mb_data.text.shards.files import WORK_PREFIX, move, read_array, write_array, write_text
 from mb_data.text.shards.manifest import MANIFEST, ShardFile, encode_manifest
-from mb_data.text.shards.plan import ShardOptions, function_digests, write_plan
+from mb_data.text.shards.plan import ShardOptions, cut_files, function_digests, write_plan
 from mb_data.text.shards.shard import (
     Engine,
     ShardTask,
@@ -105,7 +104,7 @@ def build_shards(
     built = _run(folder, "build", number, engine, progress)
     records = [read_record(folder, shard) for shard in range(number)]
     counts, by_input = sum_records(records)
-    sizes = {entry.part.path: entry.size for shard in shards for entry in shard}
+    sizes = {entry.path: entry.size for shard in shards for entry in shard}
     require_documents(counts, inputs, files=len(sizes), size=sum(sizes.values()))
     summary = _finish(prefix, folder, records)
     return ShardedReport(summary=summary, selection=counts, inputs=by_input, shards=number, built=built)

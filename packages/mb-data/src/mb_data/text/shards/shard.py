@@ -14,10 +14,9 @@ from mb_data.text.build import ChunkEncoder, InputCounts, write_pair
 from mb_data.text.documents import DocumentChunk, read_chunks
 from mb_data.text.input_files import is_local, located_path
 from mb_data.text.selection import DIGEST_BYTES, SelectionReport, text_digest
-from mb_data.text.shards.cut import state_of
 from mb_data.text.shards.files import WORK_PREFIX, move, read_array, write_array, write_text
 from mb_data.text.shards.manifest import file_digest
-from mb_data.text.shards.plan import ShardOptions, function_digests, read_inputs, read_options
+from mb_data.text.shards.plan import ShardOptions, function_digests, read_inputs, read_options, state_of
 from mb_data.tokenizers.loading import load_tokenizer
 
 Step = Literal["hash", "build"]
@@ -70,14 +69,8 @@ def duplicates_path(folder: Path, number: int) -> Path:
 
 def remove_shard(folder: Path, number: int) -> None:
     """Remove the files of a shard, its record first."""
-    tokens = [folder / f"{shard_name(number)}.{suffix}" for suffix in ("idx", "bin")]
-    for path in (
-        record_path(folder, number),
-        hashes_path(folder, number),
-        duplicates_path(folder, number),
-        *tokens,
-    ):
-        path.unlink(missing_ok=True)
+    for suffix in ("json", "hashes.npy", "duplicates.npy", "idx", "bin"):
+        (folder / f"{shard_name(number)}.{suffix}").unlink(missing_ok=True)
 
 
 def is_done(folder: Path, number: int, step: Step) -> bool:
@@ -171,12 +164,12 @@ def read_shard_documents(folder: Path, number: int, options: ShardOptions) -> It
             "everything again with --overwrite."
         )
     for entry in inputs:
-        if state_of(entry.part.path) != (entry.size, entry.version):
+        if state_of(entry.path) != (entry.size, entry.version):
             raise ShardPlanError(
-                f"{entry.part.path}: was changed since the build began (it had {entry.size} bytes). Restore it, or "
+                f"{entry.path}: was changed since the build began (it had {entry.size} bytes). Restore it, or "
                 "build everything again with --overwrite."
             )
-    return read_chunks((entry.part for entry in inputs), columns=options.selection.columns)
+    return read_chunks(inputs, columns=options.selection.columns)
 
 
 def _recorded_duplicates(folder: Path, number: int) -> Callable[[str], bool]:

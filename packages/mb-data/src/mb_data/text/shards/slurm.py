@@ -1,11 +1,12 @@
-"""Engine that builds shards in an array of Slurm jobs, one `sbatch` for each step."""
+"""Engine that builds shards in an array of Slurm jobs, one `sbatch` for each step, and the program of such a job."""
 
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from mb_data.errors import EngineError
+from mb_data.errors import DataError, EngineError
 from mb_data.text.input_files import located_path
 from mb_data.text.shards.shard import Engine, ShardTask, is_done, shard_name
 
@@ -24,15 +25,14 @@ def slurm_engine(*, jobs: int, options: Sequence[str]) -> Engine:
         tasks = min(jobs, len(numbers))
         if not tasks:
             return
-        listed = ",".join(map(str, numbers))
         program = [
             sys.executable,
             "-m",
-            "mb_data.text.shards.job",
+            __name__,
             task.folder,
             task.step,
             str(tasks),
-            listed,
+            ",".join(map(str, numbers)),
         ]
         log = f"{task.folder}/{task.step}-%A_%a.log"
         command = ["sbatch", "--wait", f"--array=0-{tasks - 1}", "--requeue", f"--output={log}"]
@@ -59,3 +59,17 @@ def slurm_engine(*, jobs: int, options: Sequence[str]) -> Engine:
             )
 
     return run
+
+
+def run_job(folder: str, step: str, tasks: str, numbers: str) -> None:
+    """Run every n-th of the listed shards, those of the job `SLURM_ARRAY_TASK_ID`."""
+    task = ShardTask(folder=folder, step="hash" if step == "hash" else "build")
+    for number in numbers.split(",")[int(os.environ["SLURM_ARRAY_TASK_ID"]) :: int(tasks)]:
+        task(int(number))
+
+
+if __name__ == "__main__":
+    try:
+        run_job(*sys.argv[1:])
+    except DataError as error:
+        sys.exit(str(error))

@@ -20,15 +20,17 @@ import zstandard
 from pyarrow import parquet
 
 from mb_data import TextCorpusConfig
-from mb_data.text.documents import decode_texts, read_chunks
+from mb_data.text.documents import read_chunks
+from mb_data.text.selection import Selection, SelectionReport
 from mb_data.text.sources import read_sources
 
 
 def read(path):
     """Return the number of documents and of characters in a file."""
     documents = characters = 0
+    selection, report = Selection(), SelectionReport()
     for chunk in read_chunks([path], columns=["text"]):
-        for text in decode_texts(chunk, json_key="text"):
+        for text, _ in selection.select(chunk, report):
             documents, characters = documents + 1, characters + len(text)
     return documents, characters
 

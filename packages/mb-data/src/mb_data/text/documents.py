@@ -62,15 +62,10 @@ class DocumentChunk:
 
     def located(self) -> Iterator[tuple[bytes | Row | BadDocumentError, Location]]:
         """Yield each document with its location."""
-        if self.first_line is None:
-            yield from ((document, Location(path=self.path, number=None)) for document in self.documents)
-            return
-        for number, document in enumerate(self.documents, start=self.first_line):
+        for offset, document in enumerate(self.documents):
+            number = None if self.first_line is None else self.first_line + offset
             is_row = isinstance(document, Mapping)
-            yield (
-                document,
-                Location(path=self.path, number=number, is_row=is_row, origin=0 if is_row else self.origin),
-            )
+            yield document, Location(path=self.path, number=number, is_row=is_row, origin=self.origin)
 
     def objects(self) -> Iterator[tuple[Row, str]]:
         """Yield each row or JSON object with its location, for messages. Empty lines are skipped.
@@ -79,7 +74,7 @@ class DocumentChunk:
             BadDocumentError: A line is not a JSON object in UTF-8.
         """
         for document, location in self.located():
-            values = parse_row(document, location=location)
+            values = parse_document(document, location=location)
             if values is not None:
                 yield values, str(location)
 
@@ -108,7 +103,10 @@ def read_chunks(
         if is_json(path):
             yield from _line_chunks(part, chunk_bytes)
         elif is_table(path):
-            yield from _row_chunks(part, chunk_bytes, columns)
+            position = 0
+            for first, rows, end in read_rows(part, columns=columns, batch_bytes=chunk_bytes):
+                yield DocumentChunk(path=path, first_line=first, documents=rows, read_bytes=end - position)
+                position = end
         else:
             with open_input(path) as raw, decompressed(raw, path) as stream:
                 content = stream.read()
@@ -118,41 +116,21 @@ def read_chunks(
             )
 
 
-def decode_texts(chunk: DocumentChunk, *, json_key: str) -> Iterator[str]:
-    """Decode the documents of a chunk. Empty documents and empty lines are skipped.
-
-    Raises:
-        BadDocumentError: A document is not UTF-8, or a line is not a JSON object with a string at `json_key`.
-    """
-    for document, location in chunk.located():
-        row = parse_document(document, json_key=json_key, location=location)
-        text = None if row is None else text_of_row(row, json_key=json_key, location=location)
-        if text:
-            yield text
-
-
 def parse_document(
-    document: bytes | Row | BadDocumentError, *, json_key: str, location: Location
+    document: bytes | Row | BadDocumentError, *, location: Location, json_key: str = "text"
 ) -> Row | None:
     """Return the row of a document; of a text file one with its text at `json_key`. None for an empty line.
 
     Raises:
-        BadDocumentError: The document is not UTF-8, or a line is not a JSON object.
-    """
-    if location.number is None and isinstance(document, bytes):
-        return {json_key: _decode(document, location=location)}
-    return parse_row(document, location=location)
-
-
-def parse_row(document: bytes | Row | BadDocumentError, *, location: object) -> Row | None:
-    """Return the values of a JSON line or of a row of a table. None for an empty line.
-
-    Raises:
-        BadDocumentError: The line is not a JSON object in UTF-8, or was too long to be read.
+        BadDocumentError: The document is not UTF-8, or a line is not a JSON object or was too long to be read.
     """
     if isinstance(document, BadDocumentError):
         raise document
-    return parse_object(document, location=location) if isinstance(document, bytes) else document
+    if isinstance(document, Mapping):
+        return document
+    if location.number is None:
+        return {json_key: _decode(document, location=location)}
+    return parse_object(document, location=location)
 
 
 def text_of_row(row: Row, *, json_key: str, location: object) -> str:
@@ -249,6 +227,13 @@ def _line_chunks(part: InputRange, chunk_bytes: int) -> Iterator[DocumentChunk]:
     path = part.path
     lines: list[bytes | BadDocumentError] = []
     size, first = 0, 1
+
+    def chunk() -> DocumentChunk:
+        read_bytes = raw.tell() - position
+        return DocumentChunk(
+            path=path, first_line=first, documents=lines, read_bytes=read_bytes, origin=origin
+        )
+
     with open_input(path) as raw, decompressed(raw, path) as stream:
         if part.start:
             raw.seek(part.start - 1)  # the byte before: it may be the end of a line
@@ -264,14 +249,9 @@ def _line_chunks(part: InputRange, chunk_bytes: int) -> Iterator[DocumentChunk]:
             else:
                 lines.append(line)
             if size >= chunk_bytes:
-                read_bytes = raw.tell() - position
-                yield DocumentChunk(
-                    path=path, first_line=first, documents=lines, read_bytes=read_bytes, origin=origin
-                )
+                yield chunk()
                 position, first, lines, size = raw.tell(), first + len(lines), [], 0
-        yield DocumentChunk(
-            path=path, first_line=first, documents=lines, read_bytes=raw.tell() - position, origin=origin
-        )
+        yield chunk()
 
 
 def _skip_line(stream: BinaryIO) -> int:
@@ -299,15 +279,6 @@ def _count_lines(path: Path, end: int) -> int:
             number += block.count(b"\n")
             end -= len(block)
     return number
-
-
-def _row_chunks(part: InputRange, chunk_bytes: int, columns: Sequence[str] | None) -> Iterator[DocumentChunk]:
-    position = 0
-    for first, rows, read_bytes in read_rows(part, columns=columns, batch_bytes=chunk_bytes):
-        yield DocumentChunk(
-            path=part.path, first_line=first, documents=rows, read_bytes=read_bytes - position
-        )
-        position = read_bytes
 
 
 def _decode(content: bytes, *, location: object) -> str:

@@ -89,15 +89,6 @@ class Selection:
             BadDocumentError: A document cannot be read, and `bad_lines` is "stop".
             DocumentFunctionError: A function cannot be loaded, raised, or returned something else.
         """
-        for text, reason, location in self._texts(chunk, report):
-            if reason is None:
-                yield text, location
-            else:
-                report.add(reason, text)
-
-    def _texts(
-        self, chunk: DocumentChunk, report: SelectionReport
-    ) -> Iterator[tuple[str, str | None, Location]]:
         for document, location in chunk.located():
             try:
                 row = parse_document(document, json_key=self.json_key, location=location)
@@ -112,8 +103,11 @@ class Selection:
                     raise
                 report.add_bad_line(str(error))
                 continue
-            if text:
-                yield text, self._limit(text) if is_kept else f"rejected by {self.filter_function}", location
+            reason = self._limit(text) if is_kept else f"rejected by {self.filter_function}"
+            if text and reason is None:
+                yield text, location
+            elif text and reason is not None:
+                report.add(reason, text)
 
     def _text(self, row: Row, location: Location) -> str:
         if self.text_function is None:

@@ -17,15 +17,14 @@ from mb_data.text.documents import (
     BYTE_ORDER_MARK,
     LONGEST_LINE,
     DocumentChunk,
-    decode_texts,
     is_json,
     parse_object,
     read_chunks,
     reject_json_lines,
 )
-from mb_data.text.input_files import visible_files
+from mb_data.text.input_files import hash_file, visible_files
+from mb_data.text.selection import Selection, SelectionReport
 
-_BLOCK = 1 << 20
 _EXCLUDED_FOLDERS = {
     "test",
     "tests",
@@ -151,8 +150,9 @@ def verify_sources(config: TextCorpusConfig) -> None:
 
 def _read_first_row(file: SourceFile, config: TextCorpusConfig) -> None:
     """Read the text of the first row of a file, which fails if it has another key or column."""
-    for chunk in read_chunks([file.path], chunk_bytes=1, columns=[config.json_key]):
-        if any(decode_texts(chunk, json_key=config.json_key)):
+    selection, report = Selection(json_key=config.json_key), SelectionReport()
+    for chunk in read_chunks([file.path], chunk_bytes=1, columns=selection.columns):
+        if any(selection.select(chunk, report)):
             return
 
 
@@ -177,10 +177,11 @@ def read_documents(files: Iterable[SourceFile], config: TextCorpusConfig) -> Ite
         BadDocumentError: A line or row is not a document.
         FormatLibraryError: The library that reads a format is not installed.
     """
+    selection, report = Selection(json_key=config.json_key), SelectionReport()
     for file in files:
         number = 0
-        for chunk in read_chunks([file.path], columns=[config.json_key]) if file.has_rows else [_whole(file)]:
-            for text in decode_texts(chunk, json_key=config.json_key):
+        for chunk in read_chunks([file.path], columns=selection.columns) if file.has_rows else [_whole(file)]:
+            for text, _ in selection.select(chunk, report):
                 number += 1
                 name = f"{file.name}:{number}" if file.has_rows else file.name
                 yield Document(name=name, file=file, text=text)
@@ -226,7 +227,9 @@ def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile 
     """Return a hashed file; None if it is empty or not UTF-8 text."""
     reject_unsupported(path)
     if _has_rows(path, config):
-        return SourceFile(path=path, name=name, digest=_digest(path), has_rows=True)
+        digest = hashlib.sha256()
+        hash_file(path, digest)
+        return SourceFile(path=path, name=name, digest=digest.hexdigest(), has_rows=True)
     with path.open("rb") as raw, decompressed(raw, path) as stream:
         content = stream.read().removeprefix(BYTE_ORDER_MARK)
     try:
@@ -242,14 +245,6 @@ def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile 
 
 def _is_named(path: Path, config: TextCorpusConfig) -> bool:
     return str(path) in {str(Path(source)) for source in config.sources or ()}
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _has_rows(path: Path, config: TextCorpusConfig) -> bool:

@@ -34,7 +34,7 @@ from mb_data import (
 )
 from mb_data.build_cache import load_or_build
 from mb_data.chat.template import ChatTemplates
-from mb_data.chat.turns import JsonLine, parse_turns
+from mb_data.chat.turns import parse_turns
 from mb_data.data_checks import training_epoch_samples
 from mb_data.errors import BadDocumentError, DataPathError, IndexedFormatError
 from mb_data.finetuning.options import REJECTED_OPTIONS, FinetuningOptions, read_options
@@ -104,7 +104,7 @@ def encoded(line, *, longest=99, tokenizer=None, **options):
     encoder = LineEncoder(
         tokenizer=tokenizer or ByteTokenizer(), options=FinetuningOptions(**options), longest=longest
     )
-    sample, complete = encoder.sample(JsonLine(values=line, location="a.jsonl:1"))
+    sample, complete = encoder.sample(line, location="a.jsonl:1")
     return (*seen(sample.ids, sample.loss_mask), complete)
 
 
@@ -133,7 +133,7 @@ def test_the_loss_of_a_conversation_covers_the_assistant():
 @pytest.mark.parametrize("kind", [WithBegin, WithBoth])
 def test_a_beginning_of_sequence_token_precedes_the_first_turn_only(kind):
     sample = encode_conversation(
-        parse_turns(JsonLine(values=TALK, location=""), FinetuningOptions()),
+        parse_turns(TALK, FinetuningOptions(), location=""),
         tokenizer=kind(),
         options=FinetuningOptions(),
     )
@@ -444,7 +444,7 @@ def test_a_sample_begins_with_the_beginning_of_sequence_token(kind, read):
             return ord(token)
 
     encoder = LineEncoder.of(Named(), FinetuningOptions(add_bos=True), longest=99)
-    ((sample, _),) = encoder.samples(JsonLine(values=PAIRS[0], location="a:1"))
+    ((sample, _),) = encoder.samples(PAIRS[0], location="a:1")
     assert seen(sample.ids, sample.loss_mask) == (read, ".....four|")
 
 

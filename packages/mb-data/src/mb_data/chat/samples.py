@@ -13,13 +13,24 @@ from mb_data.chat.prompt_formats import turn_template
 from mb_data.chat.rows import Conversation, parse_conversation
 from mb_data.chat.template import ChatTemplates
 from mb_data.errors import BadDocumentError, ChatTemplateError, TokenizerError
-from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.options import FinetuningOptions
 from mb_data.libraries import import_library
 from mb_data.tokenizers.base import Tokenizer
 
 Span = tuple[int, int]
 _PER_TURN = "dataset.dataset_kwargs.sample_per_assistant_turn=true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedSample:
+    """Token ids of a sample, and a mask of those that the loss covers."""
+
+    ids: list[int]
+    loss_mask: list[bool]
+
+    def first(self, count: int) -> "EncodedSample":
+        """Return the sample of the first `count` ids."""
+        return EncodedSample(ids=self.ids[:count], loss_mask=self.loss_mask[:count])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from mb_data.build_cache import load_or_build
+from mb_data.chat.samples import EncodedSample
 from mb_data.errors import BadDocumentError, DataPathError, NotEnoughSamplesError
-from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.first_fit import PackIndex
 from mb_data.finetuning.samples import (
     TokenizationCounts,

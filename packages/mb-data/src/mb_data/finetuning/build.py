@@ -1,5 +1,6 @@
 """Builder of fine-tuning datasets from their configuration section."""
 
+from functools import partial
 from math import lcm
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mb_data.finetuning.bridge_packs import read_max_samples
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs
 from mb_data.finetuning.dataset import FinetuningDataset
 from mb_data.finetuning.files import pack_files
+from mb_data.finetuning.first_fit import PackIndex
 from mb_data.finetuning.hub import with_files
 from mb_data.finetuning.packing import PackedDataset
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
@@ -67,9 +69,18 @@ def build_finetuning_datasets(
 def _build_split(
     split: str, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
 ) -> FinetuningDataset | PackedDataset | BlendedFinetuningDataset:
-    packs = pack_files(config, split)
-    if packs:
-        return _existing_packs(packs, split, size, config=config, context=context)
+    specs, existing = config.packed_sequence_specs, pack_files(config, split)
+    if specs is not None and existing:
+        read = partial(read_packs, existing, config, context.tokenizer, padding=context.padding)
+        samples, packs = rank_zero_first(read)
+        if context.log is not None:
+            context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
+        metadata, limit = specs.packed_metadata_path, None
+        if metadata is not None:
+            limit = read_max_samples(Path(metadata), pack_size=specs.packed_sequence_size)
+        return _packed(
+            samples, packs, split, size, config=config, specs=specs, context=context, max_samples=limit
+        )
     files = rank_zero_first(lambda: split_files(config, split))
     parts = [_build_part(split, file, size, config=config, context=context) for file in files]
     weights = config.roots[1]
@@ -89,22 +100,22 @@ def _build_part(
         name = f"{split} ({file})" if len(config.roots[0]) > 1 else split
         context.log(_describe_split(name, samples, longest=config.longest_sample))
     samples = samples.first(config.max_train_samples) if is_training else samples
-    seed = config.seed if is_training else None
+    specs = config.packed_sequence_specs
+    if specs is not None:
+        packs = rank_zero_first(lambda: make_packs(samples, specs, padding=context.padding))
+        dataset = _packed(samples, packs, split, size, config=config, specs=specs, context=context)
+        if context.log is not None:
+            pack_size = specs.packed_sequence_size
+            filled = f"{dataset.mean_tokens / pack_size:.1%} filled with samples"
+            context.log(f"  {len(packs)} packs of {pack_size} tokens, {filled}")
+        return dataset
     is_complete = split == "validation" and context.complete_validation
-    if config.packed_sequence_specs is not None:
-        return _pack(
-            samples,
-            config,
-            size=None if is_complete else size,
-            seed=seed,
-            context=context,
-        )
     is_packed = config.pack_sequences_in_batch
     is_padded = not is_packed and (context.padding.to_max_length or config.options.pad_to_max_length)
     return FinetuningDataset(
         samples,
         size=len(samples) if is_complete else size,
-        seed=seed,
+        seed=config.seed if is_training else None,
         padding_token=tokenizer.eod,
         pad_to=config.seq_length if is_padded else None,
         multiple=lcm(context.padding.multiple, config.options.pad_seq_length_to_mult),
@@ -112,60 +123,29 @@ def _build_part(
     )
 
 
-def _existing_packs(
-    files: list[Path],
+def _packed(
+    samples: TokenizedSamples,
+    packs: PackIndex,
     split: str,
     size: int,
     *,
     config: FinetuningDatasetConfig,
+    specs: PackedSequenceSpecs,
     context: DatasetBuildContext,
+    max_samples: int | None = None,
 ) -> PackedDataset:
-    specs, tokenizer = config.packed_sequence_specs or PackedSequenceSpecs(), context.tokenizer
-    samples, packs = rank_zero_first(lambda: read_packs(files, config, tokenizer, padding=context.padding))
-    if context.log is not None:
-        context.log(f"{split}: {len(packs)} packs of {samples.count.samples} samples")
     is_complete = split == "validation" and context.complete_validation
-    metadata = specs.packed_metadata_path
-    pack_size = specs.packed_sequence_size
     return PackedDataset(
         samples,
         packs,
         size=len(packs) if is_complete else size,
         seed=config.seed if split == "training" else None,
-        padding_token=tokenizer.eod,
-        pack_size=pack_size,
+        padding_token=context.tokenizer.eod,
+        pack_size=specs.packed_sequence_size,
         multiple=sequence_multiple(specs, context.padding),
         pad_cu_seqlens=specs.pad_cu_seqlens,
-        max_samples=None if metadata is None else read_max_samples(Path(metadata), pack_size=pack_size),
+        max_samples=max_samples,
     )
-
-
-def _pack(
-    samples: TokenizedSamples,
-    config: FinetuningDatasetConfig,
-    *,
-    size: int | None,
-    seed: int | None,
-    context: DatasetBuildContext,
-) -> PackedDataset:
-    specs = config.packed_sequence_specs or PackedSequenceSpecs()
-    pack_size, padding = specs.packed_sequence_size, context.padding
-    packs = rank_zero_first(lambda: make_packs(samples, config, padding=padding))
-    dataset = PackedDataset(
-        samples,
-        packs,
-        size=len(packs) if size is None else size,
-        seed=seed,
-        padding_token=context.tokenizer.eod,
-        pack_size=pack_size,
-        multiple=sequence_multiple(specs, padding),
-        pad_cu_seqlens=specs.pad_cu_seqlens,
-    )
-    if context.log is not None:
-        context.log(
-            f"  {len(packs)} packs of {pack_size} tokens, {dataset.mean_tokens / pack_size:.1%} filled with samples"
-        )
-    return dataset
 
 
 def _describe_split(split: str, samples: TokenizedSamples, *, longest: int) -> str:

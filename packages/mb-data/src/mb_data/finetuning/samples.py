@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,15 @@ from numpy.typing import NDArray
 
 from mb_data.build_cache import load_or_build, resolve_cache_dir
 from mb_data.chat.encoding import begin_token
-from mb_data.chat.samples import ChatEncoder
-from mb_data.chat.turns import ChatTurn, JsonLine, parse_turns
+from mb_data.chat.samples import ChatEncoder, EncodedSample
+from mb_data.chat.turns import ChatTurn, is_conversation, parse_turns
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.finetuning.config import FinetuningDatasetConfig
-from mb_data.finetuning.encoded_sample import EncodedSample
 from mb_data.finetuning.files import require_rows
 from mb_data.finetuning.options import FinetuningOptions
 from mb_data.loading.changed_files import require_complete
 from mb_data.text.documents import DocumentChunk, read_chunks
-from mb_data.text.input_files import input_files
+from mb_data.text.input_files import input_files, read_blocks
 from mb_data.text.workers import map_in_order
 from mb_data.tokenizers.base import Tokenizer, end_document
 
@@ -35,7 +33,6 @@ FORMAT_VERSION = 1
 """Version of the files on disk. Part of the fingerprint, so that a change of the format creates new folders."""
 
 _RECORD, _STARTS, _TOKENS, _LOSS_MASK = "samples.json", "starts.npy", "tokens.bin", "learned.bin"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +105,10 @@ def tokenize_samples(
         TokenizerError: The tokenizer lacks a chat template or a token that the options require.
         ChatTemplateError: The chat template cannot be parsed.
     """
-    files = _sample_files(file)
+    if not file.exists():
+        raise DataPathError(f"{file}: no such file; samples are read from it. Correct dataset.dataset_root.")
+    files = input_files([file])
+    require_rows(files)
     encoder = LineEncoder.of(tokenizer, config.options, longest=config.longest_sample)
     described = [FORMAT_VERSION, tokenizer.fingerprint, *encoder.description, digest_files(files)]
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
@@ -147,7 +147,12 @@ class LineEncoder:
             TokenizerError: The tokenizer lacks a chat template or a token that the options require.
             ChatTemplateError: The chat template cannot be parsed.
         """
-        begin = _begin_token(tokenizer) if options.add_bos else None
+        begin = begin_token(tokenizer) if options.add_bos else None
+        if options.add_bos and begin is None:
+            raise TokenizerError(
+                "dataset.dataset_kwargs.add_bos: the tokenizer has no beginning-of-sequence token. "
+                "Set bos_token in the tokenizer_config.json in its folder, or leave add_bos at false."
+            )
         if options.sep_id is not None and options.sep_id >= tokenizer.vocab_size:
             raise TokenizerError(
                 f"dataset.dataset_kwargs.sep_id: {options.sep_id} is not an entry of the tokenizer (vocab_size="
@@ -169,9 +174,8 @@ class LineEncoder:
             BadDocumentError: A line is not a sample.
         """
         samples, cut, left_out = [], 0, 0
-        for values, location in chunk.objects():
-            line = JsonLine(values=values, location=location)
-            for sample, complete in self.samples(line):
+        for row, location in chunk.objects():
+            for sample, complete in self.samples(row, location=location):
                 if any(sample.loss_mask[1:]):
                     samples.append(sample)
                     cut += not complete
@@ -179,35 +183,36 @@ class LineEncoder:
                     left_out += 1
         return samples, TokenizationCounts(samples=len(samples), cut=cut, left_out=left_out)
 
-    def samples(self, line: JsonLine) -> list[tuple[EncodedSample, bool]]:
-        """Return the samples of a line, each with True if it is not truncated."""
+    def samples(self, row: Mapping[str, Any], *, location: str) -> list[tuple[EncodedSample, bool]]:
+        """Return the samples of a row, each with True if it is not truncated."""
         if self.chat is None:
-            return [self.sample(line)]
+            return [self.sample(row, location=location)]
         max_ids = self.longest + 1
-        encoded = self.chat(line.values, location=line.location)
+        encoded = self.chat(row, location=location)
         return [(sample.first(max_ids), len(sample.ids) <= max_ids) for sample in encoded]
 
-    def sample(self, line: JsonLine) -> tuple[EncodedSample, bool]:
-        """Return the sample of a templated line, and True if it is not truncated.
+    def sample(self, row: Mapping[str, Any], *, location: str) -> tuple[EncodedSample, bool]:
+        """Return the sample of a templated row, and True if it is not truncated.
 
         A sample of more than `longest` input tokens loses the end or the beginning of each `truncation_field` of the
         prompt. If that does not suffice, the end of the sample is truncated.
         """
-        encode = partial(
-            encode_conversation, tokenizer=self.tokenizer, options=self.options, begin=self.begin
-        )
+
+        def encode(shorter: Mapping[str, str] | None = None) -> EncodedSample:
+            turns = parse_turns(row, self.options, location=location, truncated=shorter)
+            return encode_conversation(
+                turns, tokenizer=self.tokenizer, options=self.options, begin=self.begin
+            )
+
         max_ids = self.longest + 1
-        sample = encode(parse_turns(line, self.options))
+        sample = encode()
         if len(sample.ids) <= max_ids:
             return sample, True
-        if not line.is_conversation:
-            texts = {
-                name: self.tokenizer.encode(line.values[name]) for name in self.options.truncation_fields
-            }
+        if not is_conversation(row):
+            texts = {name: self.tokenizer.encode(row[name]) for name in self.options.truncation_fields}
             while any(texts.values()) and len(sample.ids) > max_ids:
                 texts = self._truncated(texts, excess=len(sample.ids) - max_ids)
-                shorter = {name: self.tokenizer.decode(ids) for name, ids in texts.items()}
-                sample = encode(parse_turns(line, self.options, truncated=shorter))
+                sample = encode({name: self.tokenizer.decode(ids) for name, ids in texts.items()})
         return sample.first(max_ids), False
 
     def _truncated(self, texts: Mapping[str, list[int]], *, excess: int) -> dict[str, list[int]]:
@@ -260,32 +265,13 @@ def _common_prefix_length(ids: list[int], other_ids: list[int]) -> int:
     return next(differ, min(len(ids), len(other_ids)))
 
 
-def _begin_token(tokenizer: Tokenizer) -> int:
-    number = begin_token(tokenizer)
-    if number is None:
-        raise TokenizerError(
-            "dataset.dataset_kwargs.add_bos: the tokenizer has no beginning-of-sequence token. "
-            "Set bos_token in the tokenizer_config.json in its folder, or leave add_bos at false."
-        )
-    return number
-
-
-def _sample_files(file: Path) -> list[Path]:
-    if not file.exists():
-        raise DataPathError(f"{file}: no such file; samples are read from it. Correct dataset.dataset_root.")
-    files = input_files([file])
-    require_rows(files)
-    return files
-
-
 def digest_files(files: list[Path]) -> str:
     """Return a hash of the names and contents of files."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
+        for block in read_blocks(file):
+            digest.update(block)
     return digest.hexdigest()
 
 

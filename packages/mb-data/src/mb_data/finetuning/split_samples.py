@@ -52,10 +52,8 @@ def training_epoch_size(
     size = 0
     for file in split_files(config, "training"):
         samples = tokenize_samples(file, config=config, tokenizer=tokenizer).first(config.max_train_samples)
-        if config.packed_sequence_specs is None:
-            size += len(samples)
-        else:
-            size += len(make_packs(samples, config, padding=padding))
+        specs = config.packed_sequence_specs
+        size += len(samples if specs is None else make_packs(samples, specs, padding=padding))
     return size
 
 
@@ -75,11 +73,8 @@ def sequence_multiple(specs: PackedSequenceSpecs, padding: BatchPadding) -> int:
     return lcm(specs.pad_seq_to_mult or 1, padding.sequence_multiple)
 
 
-def make_packs(
-    samples: TokenizedSamples, config: FinetuningDatasetConfig, *, padding: BatchPadding
-) -> PackIndex:
-    """Pack samples as `packed_sequence_specs` requests."""
-    specs = config.packed_sequence_specs or PackedSequenceSpecs()
+def make_packs(samples: TokenizedSamples, specs: PackedSequenceSpecs, *, padding: BatchPadding) -> PackIndex:
+    """Pack samples as the specs request."""
     return pack_samples(samples, size=specs.packed_sequence_size, multiple=sequence_multiple(specs, padding))
 
 

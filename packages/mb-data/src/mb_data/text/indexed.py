@@ -137,16 +137,12 @@ class IndexedWriter:
         self._stream.close()
         try:
             if kind is None:
-                self._write_index()
+                write_index(_partial_path(self._idx), np.asarray(self._lengths, np.int32), dtype=self.dtype)
                 _partial_path(self._bin).replace(self._bin)
                 _partial_path(self._idx).replace(self._idx)
         finally:
             for path in (self._bin, self._idx):
                 _partial_path(path).unlink(missing_ok=True)
-
-    def _write_index(self) -> None:
-        lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
-        write_index(_partial_path(self._idx), lengths, dtype=self.dtype)
 
 
 def write_index(path: Path, lengths: NDArray[np.int32], *, dtype: np.dtype[Any]) -> None:
@@ -162,9 +158,8 @@ def write_index(path: Path, lengths: NDArray[np.int32], *, dtype: np.dtype[Any])
         stream.write(HEADER.pack(MAGIC, VERSION, CODES[dtype.name], number, number + 1))
         stream.write(lengths)
         end = 0
-        for first in range(
-            0, number, _BLOCK
-        ):  # in blocks: the two columns have four times the size of the lengths
+        # in blocks: the two columns have four times the size of the lengths
+        for first in range(0, number, _BLOCK):
             sizes = lengths[first : first + _BLOCK].astype(np.int64) * dtype.itemsize
             ends = end + np.cumsum(sizes)
             stream.write(ends - sizes)

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 from mb_data.errors import DataError, DataPathError
 from mb_data.libraries import import_library
 
-_REMOTE_BLOCK = 1 << 20
+_BLOCK = 1 << 20
 
 _SAVED_STATE = "state.json"
 """File that lists the files with rows of a folder which Hugging Face's `save_to_disk` wrote."""
@@ -83,7 +83,14 @@ def open_input(path: Path) -> BinaryIO:
     """Open a file for reading; one of object storage in blocks of a megabyte."""
     stream = path.open("rb")
     # the files of fsspec lack readline(size)
-    return stream if is_local(path) else io.BufferedReader(cast(io.RawIOBase, stream), _REMOTE_BLOCK)
+    return stream if is_local(path) else io.BufferedReader(cast(io.RawIOBase, stream), _BLOCK)
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in blocks of a megabyte."""
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            yield block
 
 
 def input_files(inputs: Sequence[str | Path]) -> list[Path]:

@@ -22,7 +22,7 @@ from mb_data.text.documents import (
     read_chunks,
     reject_json_lines,
 )
-from mb_data.text.input_files import hash_file, visible_files
+from mb_data.text.input_files import read_blocks, visible_files
 from mb_data.text.selection import Selection, SelectionReport
 
 _EXCLUDED_FOLDERS = {
@@ -228,7 +228,8 @@ def _read_source(path: Path, name: str, config: TextCorpusConfig) -> SourceFile 
     reject_unsupported(path)
     if _has_rows(path, config):
         digest = hashlib.sha256()
-        hash_file(path, digest)
+        for block in read_blocks(path):
+            digest.update(block)
         return SourceFile(path=path, name=name, digest=digest.hexdigest(), has_rows=True)
     with path.open("rb") as raw, decompressed(raw, path) as stream:
         content = stream.read().removeprefix(BYTE_ORDER_MARK)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mb_data.errors import IndexedFormatError
+from mb_data.text.input_files import read_blocks
 
 MANIFEST = "manifest.json"
 """Name of the manifest in the folder of the shards."""
 
 _VERSION = 1
-_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,8 @@ def count_files(prefix: str | Path) -> int:
 def file_digest(path: Path) -> str:
     """Return the hash of a file."""
     digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
+    for block in read_blocks(path):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
-from mb_metrics.cli.app import ReportOptions
 from mb_metrics.errors import ReportWriteError
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
@@ -22,11 +22,14 @@ from mb_metrics.report.server import ReportServer
 from mb_metrics.run.folder import CONFIG
 from mb_schema.yaml_settings import parse_settings
 
+if TYPE_CHECKING:
+    from mb_metrics.cli.app import ReportOptions
+
 Baselines = Mapping[Path, BaselineConfiguration]
 """Run folder to the baseline of its settings; without one, they are not compared."""
 
 
-def report(options: ReportOptions, baselines: Baselines) -> None:
+def report(options: "ReportOptions", baselines: Baselines) -> None:
     """Write a page on runs and logs and print its path, or print their statistics as JSON.
 
     Raises:
@@ -54,7 +57,7 @@ def report(options: ReportOptions, baselines: Baselines) -> None:
             print(target)
 
 
-def serve(options: ReportOptions, baselines: Baselines) -> None:
+def serve(options: "ReportOptions", baselines: Baselines) -> None:
     """Serve a page that follows runs, print its address, and return at an interrupt.
 
     Raises:

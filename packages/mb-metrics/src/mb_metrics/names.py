@@ -224,3 +224,10 @@ MEMORY_KEYS: dict[str, str] = {
     "allocation.all.current": "mem-allocated-count",
 }
 """Reported entries of torch.cuda.memory_stats() and their names; "bytes" in a name becomes "gigabytes"."""
+DEVICE_MEMORY_USED = "mem-device-used-gigabytes"
+"""Name of the memory that all processes use, according to the driver."""
+
+
+def memory_name(key: str, name: str) -> str:
+    """Return the name under which an entry of torch.cuda.memory_stats() is reported; bytes are gigabytes."""
+    return name.replace("bytes", "gigabytes") if "bytes" in key else name

@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from mb_metrics.flops.model_shape import FlopsModelShape
-from mb_metrics.names import MEMORY_KEYS
-from mb_metrics.recorder.memory_sampler import DEVICE_USED, reported_name
+from mb_metrics.names import DEVICE_MEMORY_USED, MEMORY_KEYS, memory_name
 from mb_metrics.recorder.reductions import device_of, is_alone
 
 _DIGITS = 5
@@ -35,7 +34,7 @@ def report_memory(
     for key, name in (memory_keys or MEMORY_KEYS).items():
         if key in stats:
             value = _rounded(stats[key] / 1e9) if "bytes" in key else stats[key]
-            report[reported_name(key, name)] = value
+            report[memory_name(key, name)] = value
     return report
 
 
@@ -51,7 +50,7 @@ def device_memory_used() -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
-    return {DEVICE_USED: _rounded((total - free) / 1e9)}
+    return {DEVICE_MEMORY_USED: _rounded((total - free) / 1e9)}
 
 
 def reduce_max_memory_across_pp_group(

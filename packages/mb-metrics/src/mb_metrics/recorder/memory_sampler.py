@@ -7,13 +7,12 @@ import logging
 from collections.abc import Mapping
 from importlib import import_module
 
-from mb_metrics.names import MEMORY_KEYS
+from mb_metrics.names import DEVICE_MEMORY_USED, MEMORY_KEYS, memory_name
 from mb_metrics.recorder.recorded_steps import Reduction, Sampler, Value
 
 _logger = logging.getLogger(__name__)
 
 _PREFIX = "memory/"
-DEVICE_USED = "mem-device-used-gigabytes"
 
 
 class MemorySampler:
@@ -73,13 +72,8 @@ class MemorySampler:
 
 def memory_names(keys: Mapping[str, str] | None, *, device: bool) -> list[str]:
     """Return the names of the metrics that a `MemorySampler` may report."""
-    names = [reported_name(key, name) for key, name in (keys or MEMORY_KEYS).items()]
-    return [_PREFIX + name for name in (*names, *([DEVICE_USED] if device else []))]
-
-
-def reported_name(key: str, name: str) -> str:
-    """Return the name under which an entry of torch.cuda.memory_stats() is reported; bytes are gigabytes."""
-    return name.replace("bytes", "gigabytes") if "bytes" in key else name
+    names = [memory_name(key, name) for key, name in (keys or MEMORY_KEYS).items()]
+    return [_PREFIX + name for name in (*names, *([DEVICE_MEMORY_USED] if device else []))]
 
 
 def add_stage_reductions(reductions: Mapping[str, Reduction], *, stages: int) -> dict[str, Reduction]:

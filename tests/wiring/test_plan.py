@@ -154,6 +154,13 @@ FLOPS: Mapping[str, Mapping[str, Any]] = {
     },
     "multi-token prediction": {"mtp_num_layers": 2, "num_moe_experts": 8, "moe_layer_freq": [0, 1] * 4},
     "hybrid": {"hybrid_layer_pattern": "MG*-E/*-/*-", "num_moe_experts": 4, "mamba_num_heads": 4},
+    "windows of a prediction": {"mtp_num_layers": 2, "window_size": (3, 0), "window_attn_skip_freq": 2},
+    "windows of a hybrid": {
+        "hybrid_layer_pattern": "M*-*|*/-*/-*",
+        "mamba_num_heads": 4,
+        "window_size": (3, 0),
+        "window_attn_skip_freq": [0, 1, 0, 0, 1],
+    },
     "T5": {"decoder_seq_length": 4, "encoder_num_layers": 3},
     "images": {
         "vision_num_layers": 2,

@@ -193,6 +193,19 @@ def test_multi_token_prediction_is_a_layer_a_projection_and_the_output_layer_for
     assert parts(hybrid_layer_pattern="*-/*-/*-")["mtp"] == 2 * depth
 
 
+def test_windows_follow_the_numbers_that_megatron_gives_to_layers():
+    """A hybrid counts all its layers; a depth of multi-token prediction begins again."""
+    window = {"window_size": (7, 0), "window_attn_skip_freq": [1, 0, 0]}
+    full, narrow = 6 * SEQ * 64, 12 * 64 * (8 * SEQ - 8**2 / 2) / SEQ
+    assert parts(hybrid_layer_pattern="*-*", **window)["attention_core"] == narrow + full
+    assert parts(hybrid_layer_pattern="-**", **window)["attention_core"] == 2 * full
+    depth = LINEAR + 6 * 64 * 160 * 2 + 6 * 2 * 64 * 64 + LOGITS
+    predicted = {"mtp_num_layers": 2, "num_layers": 3, **window}
+    assert parts(**predicted)["mtp"] == 2 * depth + narrow + full
+    assert parts(mtp_use_repeated_layer=True, **predicted)["mtp"] == 2 * depth + 2 * narrow
+    assert parts(hybrid_layer_pattern="-/*-", **window)["mtp"] == depth + narrow
+
+
 def test_a_t5_is_counted_per_token_of_its_encoder():
     counted = model_flops_per_token(
         GPT | {"encoder_num_layers": 2}, seq_length=32, decoder_seq_length=8

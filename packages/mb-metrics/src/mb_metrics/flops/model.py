@@ -69,29 +69,39 @@ def _gpt(
         windowed: positions_per_token(lengths, window=shape.window if windowed else None, causal=causal)
         for windowed in (False, True)
     }
-    parts = []
-    for layer in range(shape.size("num_layers")):
+    last = shape.size("num_layers") - 1
+
+    def layer_parts(layer: int, *, windowed: bool) -> FlopsPerToken:
         if shape.has_linear_attention(layer):
             mixer = layers.gated_delta_net(shape)
         else:
-            mixer = layers.attention(shape, positions=positions[shape.has_window(layer)])
+            mixer = layers.attention(shape, positions=positions[windowed])
         feed_forward = layers.mixture(shape) if shape.has_experts(layer) else layers.mlp(shape)
-        parts.append(add_up([mixer, feed_forward], causal=causal))
-    depth = shape.size("mtp_num_layers", 0) if shape.flag("mtp_num_layers") else 0
-    return [*parts, *depth * [_prediction(shape, [parts[-1]], logits)], logits]
+        return add_up([mixer, feed_forward], causal=causal)
+
+    parts = [layer_parts(layer, windowed=shape.has_window(layer)) for layer in range(last + 1)]
+    for depth in range(shape.prediction_depths):
+        # Megatron builds a depth like the last layer, and numbers it from the start again
+        number = 0 if shape.flag("mtp_use_repeated_layer") else depth
+        own = layer_parts(last, windowed=shape.has_window(number))
+        parts.append(_prediction(shape, [own], logits))
+    return [*parts, logits]
 
 
 def _hybrid(
     shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:
-    positions = positions_per_token(lengths, window=shape.window, causal=causal)
-    kinds: dict[str, Callable[[], FlopsPerToken]] = {
-        "*": lambda: layers.attention(shape, positions=positions),
-        "+": lambda: layers.latent_attention(shape, positions=positions),
-        "-": lambda: layers.mlp(shape),
-        "E": lambda: layers.mixture(shape),
-        "M": lambda: layers.mamba(shape),
-        "G": lambda: layers.gated_delta_net(shape),
+    def positions(layer: int) -> float:
+        window = shape.window if shape.has_window(layer) else None
+        return positions_per_token(lengths, window=window, causal=causal)
+
+    kinds: dict[str, Callable[[int], FlopsPerToken]] = {
+        "*": lambda layer: layers.attention(shape, positions=positions(layer)),
+        "+": lambda layer: layers.latent_attention(shape, positions=positions(layer)),
+        "-": lambda _: layers.mlp(shape),
+        "E": lambda _: layers.mixture(shape),
+        "M": lambda _: layers.mamba(shape),
+        "G": lambda _: layers.gated_delta_net(shape),
     }
     main, *predictions = str(shape.value("hybrid_layer_pattern")).split(_MTP_SEPARATOR)
 
@@ -102,7 +112,8 @@ def _hybrid(
                 f"model.hybrid_layer_pattern: no formula for layers {sorted(unknown)} ({pattern!r}). Supported layers "
                 f"are {', '.join(kinds)}. Pass the FLOPs per token explicitly."
             )
-        return [kinds[symbol]() for symbol in pattern if symbol != _PIPELINE_CUT]
+        own_layers = pattern.replace(_PIPELINE_CUT, "")
+        return [kinds[symbol](layer) for layer, symbol in enumerate(own_layers)]
 
     return [*count(main), *(_prediction(shape, count(each), logits) for each in predictions), logits]
 

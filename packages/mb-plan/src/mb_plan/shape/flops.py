@@ -156,7 +156,10 @@ class _Walk:
             name = f"mtp.layers.{0 if shape.mtp_repeated else depth}"
             joined = Product("mtp", 2 * shape.hidden, shape.hidden)
             self.flows = self.product(f"{name}.{AHEAD}", joined, flows=self.flows)
-            self.layer(letters, f"{name}.mtp_model_layer", self._positions(seq_length, shape.num_layers - 1))
+            number = 0 if shape.mtp_repeated else depth  # Megatron numbers them from the start again
+            for layer, letter in enumerate(letters):
+                position = number if shape.pattern is None else layer
+                self.layer(letter, f"{name}.mtp_model_layer", self._positions(seq_length, position))
             self._logits()
             own, self.parts = sum(self.parts.values()), main
             _add(self.parts, {"mtp": own})

@@ -156,7 +156,7 @@ FLOPS: Mapping[str, Mapping[str, Any]] = {
     "hybrid": {"hybrid_layer_pattern": "MG*-E/*-/*-", "num_moe_experts": 4, "mamba_num_heads": 4},
     "windows of a prediction": {"mtp_num_layers": 2, "window_size": (3, 0), "window_attn_skip_freq": 2},
     "windows of a hybrid": {
-        "hybrid_layer_pattern": "M*-*|*/-*/-*",
+        "hybrid_layer_pattern": "M*-**/-*/-*",
         "mamba_num_heads": 4,
         "window_size": (3, 0),
         "window_attn_skip_freq": [0, 1, 0, 0, 1],

@@ -44,6 +44,11 @@ def test_a_report_compares_the_settings_with_the_recipe(run):
     assert "Changed from the recipe gpt_tiny" in (run / "report.html").read_text()
 
 
+def test_a_report_on_the_metrics_of_a_run_folder_compares_its_settings(run):
+    assert mb("report", run / "metrics.jsonl").exit_code == 0
+    assert "Changed from the recipe gpt_tiny" in (run / "metrics.report.html").read_text()
+
+
 def test_the_baseline_of_a_run_is_its_recipe(run):
     found = read_configuration(run, baselines=baselines([run]))
     assert found.baseline == "the recipe gpt_tiny"

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mb_metrics import BaselineConfiguration, read_event_rows
-from mb_metrics.trainer_api import RunFolder
+from mb_metrics.trainer_api import RunFolder, folder_of_metrics
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.run_folder import NOT_SETTINGS
 
 
 def baselines(runs: Iterable[Path]) -> dict[Path, BaselineConfiguration]:
     """Return the settings of the recipes of the runs that have one, by the run folder."""
-    found = {run: find_baseline(run) for run in runs}
-    return {run: baseline for run, baseline in found.items() if baseline is not None}
+    found = {folder: find_baseline(folder) for folder in map(folder_of_metrics, runs)}
+    return {folder: baseline for folder, baseline in found.items() if baseline is not None}
 
 
 def find_baseline(run: Path) -> BaselineConfiguration | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mb_metrics.cli import app as app
     from mb_metrics.cli.app import BenchOptions as BenchOptions
     from mb_metrics.cli.app import ReportOptions as ReportOptions
+    from mb_metrics.report.run_reader import folder_of_metrics as folder_of_metrics
     from mb_metrics.rules import PATH_FIELDS as PATH_FIELDS
     from mb_metrics.run.events import changed_code as changed_code
     from mb_metrics.run.folder import CONFIG as CONFIG

@@ -4,7 +4,7 @@ import mmap
 import os
 import time
 
-from mb_data.loading.changed_files import changed_data_files
+from mb_data.loading.mapped_files import changed_data_files
 
 
 def test_mapped_data_files_that_changed_are_named(tmp_path):

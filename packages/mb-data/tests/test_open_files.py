@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from mb_data.errors import OpenFilesError
-from mb_data.loading.open_files import RESERVE, allow_open_files
+from mb_data.loading.mapped_files import RESERVE, allow_open_files
 
 
 @pytest.fixture

@@ -1,22 +1,25 @@
 """Checks of the files that data sections name, before anything is built. No torch."""
 
 from copy import deepcopy
+from glob import glob
 from pathlib import Path
 from typing import Any, Protocol
 
 import mb_data
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
-from mb_data.errors import DataError, TokenizerError
+from mb_data.errors import DataError, DataPathError, TokenizerError
 from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.files import pack_files, sample_files
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding, required_padding
 from mb_data.streaming.config import HuggingFaceStreamConfig
-from mb_data.streaming.files import require_stream_files
 from mb_data.text.sources import verify_sources
 from mb_data.tokenizers.config import TokenizerConfig
 from mb_data.tokenizers.loading import load_saved_tokenizer, load_tokenizer
 from mb_data.tokenizers.rules import END_OF_DOCUMENT
 from mb_schema.rules import MAX_MESSAGE_LENGTH, truncate
+
+_STREAM_FORMATS = ("json", "csv", "parquet", "text", "arrow")
+"""Values of `hf_dataset` that are formats of files; the files of another dataset are relative to it."""
 
 
 class RunSections(Protocol):
@@ -45,7 +48,7 @@ def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
     if isinstance(dataset, FinetuningDatasetConfig):
         _verify_samples(dataset, evaluated=evaluated)
     if isinstance(dataset, HuggingFaceStreamConfig):
-        require_stream_files(dataset)
+        _verify_stream_files(dataset)
     if not isinstance(dataset, GPTDatasetConfig):
         return
     for prefixes, _ in filter(None, [dataset.blend, *(dataset.blend_per_split or [])]):
@@ -163,3 +166,13 @@ def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> Non
     for split in (name for name, is_read in is_read_split.items() if is_read):
         if not pack_files(dataset, split) and not has_no_folder:
             sample_files(dataset, split)
+
+
+def _verify_stream_files(config: HuggingFaceStreamConfig) -> None:
+    """Check that each local path or pattern of `hf_data_files` names a file. URLs are not looked at."""
+    named = config.hf_data_files if config.hf_dataset in _STREAM_FORMATS else None
+    for pattern in [named] if isinstance(named, str) else named or []:
+        if "://" not in pattern and not glob(pattern, recursive=True):  # noqa: PTH207 - may be absolute
+            raise DataPathError(
+                f"dataset.hf_data_files: no file matches {pattern!r}. The documents are read from it. Correct the path."
+            )

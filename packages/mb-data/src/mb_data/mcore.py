@@ -7,6 +7,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mb_data.collectives import gather_from_all_ranks, is_rank_zero, own_rank, r
 from mb_data.config import DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
-from mb_data.loading.open_files import allow_open_files
+from mb_data.loading.mapped_files import allow_open_files
 from mb_data.megatron.blend import SPLITS, Blend
 from mb_data.megatron.cached_indices import require_numeric_arrays
 from mb_data.megatron.conversion import drop_validation_weights, megatron_config, prefixes_of
@@ -184,6 +185,29 @@ def corpus_blends(config: TextCorpusConfig, tokenizer: Tokenizer) -> list[Blend 
     """
     corpus = rank_zero_first(lambda: tokenize_corpus(config, unwrap_tokenizer(tokenizer)))
     return _corpus_blends(corpus)
+
+
+def build_texts(
+    config: GPTDatasetConfig, context: DatasetBuildContext, *, tokenizer: Tokenizer, **changes: Any
+) -> DatasetSplits:
+    """Build the GPT datasets with the fields of a section that extends the GPT section. Collective.
+
+    A text corpus is tokenized first.
+
+    Args:
+        config: The section; not modified.
+        context: Sample counts of the splits.
+        tokenizer: Tokenizer of the texts, instead of the one in the context.
+        changes: Fields of the GPT section that differ from those of `config`.
+
+    Raises:
+        The exceptions of `build_gpt_datasets` and `tokenize_corpus`.
+    """
+    values = {field.name: getattr(config, field.name) for field in fields(GPTDatasetConfig) if field.init}
+    values |= {"tokenizer": None, **changes}
+    if isinstance(config, TextCorpusConfig):
+        values["blend_per_split"] = corpus_blends(config, tokenizer)
+    return build_gpt_datasets(GPTDatasetConfig(**values), replace(context, tokenizer=tokenizer))
 
 
 def _corpus_blends(corpus: TokenizedCorpus) -> list[Blend | None]:

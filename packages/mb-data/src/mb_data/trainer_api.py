@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from mb_data.finetuning.hub_config import (
         PromptCompletionSFTPreprocessingConfig as PromptCompletionSFTPreprocessingConfig,
     )
-    from mb_data.loading.changed_files import changed_data_files as changed_data_files
     from mb_data.loading.last_validation import keep_partial_sequence as keep_partial_sequence
     from mb_data.loading.last_validation import last_validation as last_validation
+    from mb_data.loading.mapped_files import changed_data_files as changed_data_files
     from mb_data.loading.step_batch import find_step as find_step
     from mb_data.rules import PATH_FIELDS as PATH_FIELDS
     from mb_data.run_settings import validation_set_options as validation_set_options

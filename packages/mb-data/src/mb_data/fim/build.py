@@ -8,7 +8,7 @@ from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import TokenizerError
 from mb_data.fim.config import FIMTextCorpusConfig, GPTFIMDatasetConfig
 from mb_data.fim.dataset import FIMDataset, FIMTransform, find_fim_tokens
-from mb_data.megatron.gpt_texts import build_texts
+from mb_data.mcore import build_texts
 from mb_data.tokenizers.base import Tokenizer
 
 

@@ -23,7 +23,7 @@ from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
 from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.files import require_rows
 from mb_data.finetuning.options import FinetuningOptions
-from mb_data.loading.changed_files import require_complete
+from mb_data.loading.mapped_files import require_complete
 from mb_data.text.documents import DocumentChunk, read_chunks
 from mb_data.text.input_files import input_files, read_blocks
 from mb_data.text.workers import map_in_order

@@ -5,5 +5,5 @@
 the data, `cached_indices.py` checks the files in it, `index_build.py` builds what is
 missing, and `gpt_dataset.py` is the dataset. A later start reads the record of the build (`index_record.py`) and opens
 each dataset at its first sample (`recorded_blend.py`). `sample_counts.py` computes how many samples a run draws,
-`sample_indices.py` builds the indices ahead of a run, and `gpt_texts.py` builds the texts of T5 and fill-in-the-middle.
+and `sample_indices.py` builds the indices ahead of a run.
 """

@@ -10,8 +10,8 @@ from megatron.core.datasets.indexed_dataset import _FileBinReader
 from megatron.core.datasets.utils import Split
 
 from mb_data.errors import IndexedFormatError
-from mb_data.loading.changed_files import cut_short, require_complete
 from mb_data.loading.document_parts import document_parts
+from mb_data.loading.mapped_files import cut_short, require_complete
 from mb_data.megatron.sharded_dataset import S3ShardedDataset, ShardedDataset
 from mb_data.text.shards.manifest import is_sharded
 from mb_data.text.shards.s3 import SCHEME, find_s3_shards

@@ -5,7 +5,7 @@ import copy
 from mb_data.config import DatasetBuildContext
 from mb_data.dataset_provider import DatasetSplits
 from mb_data.errors import TokenizerError
-from mb_data.megatron.gpt_texts import build_texts
+from mb_data.mcore import build_texts
 from mb_data.t5.config import T5DatasetConfig, T5TextCorpusConfig
 from mb_data.t5.dataset import T5Dataset
 from mb_data.tokenizers.base import SentinelTokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mb_data.loading.changed_files import require_complete
+from mb_data.loading.mapped_files import require_complete
 from mb_data.text.shards.manifest import ShardFile
 
 

@@ -287,8 +287,6 @@ RULES: tuple[Rule, ...] = (
         0,
         why="it is a number of processes",
         fix="Set 0 to load in the training process.",
-        fails=-1,
-        passes=0,
     ),
     in_range(
         "D03",
@@ -296,8 +294,6 @@ RULES: tuple[Rule, ...] = (
         1,
         why="a sample has at least one token",
         fix="Set dataset.seq_length to the model's.",
-        fails=0,
-        passes=2048,
     ),
     rule(
         "D04",
@@ -323,8 +319,6 @@ RULES: tuple[Rule, ...] = (
         BYTE_ENTRIES,
         why="a byte-level vocabulary contains the 256 bytes and the end-of-document token",
         fix=f"Use {BYTE_ENTRIES} or more.",
-        fails=256,
-        passes=4096,
     ),
     rule(
         "D13",
@@ -388,8 +382,6 @@ RULES: tuple[Rule, ...] = (
         1,
         why="building the indices needs at least one thread",
         fix="Set it to 1 or more.",
-        fails=0,
-        passes=1,
     ),
     rule(
         "D120",

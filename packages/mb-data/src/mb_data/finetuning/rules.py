@@ -271,8 +271,6 @@ RULES: tuple[Rule, ...] = (
         1,
         why="tokenization needs at least one process",
         fix="Set dataset.memmap_workers to 1 or more.",
-        fails=0,
-        passes=1,
     ),
     in_range(
         "D78",
@@ -288,8 +286,6 @@ RULES: tuple[Rule, ...] = (
         999,
         why="all sums of two numbers up to it are written, and a fraction of them is held out",
         fix="Set dataset.largest from 2 to 999.",
-        fails=1,
-        passes=19,
     ),
     rule(
         "D80",

@@ -213,8 +213,6 @@ RULES: tuple[Rule, ...] = (
         0,
         why="sentinels follow the entries of the tokenizer, and a negative number would remove entries",
         fix="Set 0 for no sentinels, or 100 for a T5.",
-        fails=-1,
-        passes=0,
     ),
     rule(
         "D50",

@@ -24,7 +24,7 @@ from mb_data import (
     TokenizerConfig,
 )
 from mb_data.errors import UnknownStepError
-from mb_data.loading.step_batch import batch_settings_of, datasets_of, find_step, step_sequences
+from mb_data.loading.step_batch import batch_settings_of, find_step, step_sequences
 from mb_data.megatron.sample_indices import IndexRequest
 
 TOKENIZER = ByteTokenizer()
@@ -98,7 +98,7 @@ def test_ranks_of_one_replica_share_its_data(tmp_path):
 
 
 def sequences(run, paths, step, *, rank=None, **fields):
-    datasets = datasets_of(request(paths, **fields), TOKENIZER)
+    datasets = request(paths, **fields).build(TOKENIZER)
     return datasets, list(step_sequences(datasets, batch_settings_of(run), find_step(run, step), rank=rank))
 
 
@@ -166,7 +166,7 @@ def test_a_rank_that_does_not_exist_is_an_error(run, prefix):
 
 
 def test_an_external_loader_has_no_positions(run, prefix):
-    datasets = datasets_of(request([prefix]), TOKENIZER)
+    datasets = request([prefix]).build(TOKENIZER)
     datasets.section.dataloader_type = "external"
     with pytest.raises(UnknownStepError, match="external loaders yield finished batches"):
         list(step_sequences(datasets, batch_settings_of(run), find_step(run, 2)))

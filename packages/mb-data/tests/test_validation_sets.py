@@ -24,9 +24,9 @@ from mb_data import (
 from mb_data.loading.batch_iterators import BatchSettings, DataRanks
 from mb_data.loading.validation_sets import (
     NamedDataset,
+    ValidationBatches,
     WholeBatches,
     build_validation_sets,
-    stream_batches,
     validation_batches,
 )
 from mb_data.run_data import RunDatasets
@@ -228,5 +228,5 @@ def test_complete_sets_count_each_sample_once_on_any_number_of_ranks_and_workers
 
 
 def test_a_stream_is_one_set_without_a_name():
-    (found,) = stream_batches(stream := iter(()), batches=3)
+    found = ValidationBatches.of_stream(stream := iter(()), batches=3)
     assert (found.name, found.batches, found.data() is stream) == ("", 3, True)

@@ -20,7 +20,6 @@ from mb_data.loading.validation_sets import (
     ValidationBatches,
     ValidationSetOptions,
     build_validation_sets,
-    stream_batches,
     validation_batches,
 )
 
@@ -161,7 +160,7 @@ class RunLoaders:
             valid = batches.evaluation(data.valid, consumed_samples=consumed_valid_samples)
         else:
             valid = self._validation_batches(data.valid_sets, consumed_valid_samples)
-            test = stream_batches(test, batches=batches.settings.eval_iters)
+            test = [ValidationBatches.of_stream(test, batches=batches.settings.eval_iters)]
         train = self.external
         if train is None:
             train = batches.train(data.train, consumed_samples=consumed_train_samples)

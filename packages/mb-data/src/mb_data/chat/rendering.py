@@ -5,8 +5,7 @@ environment is the one for which templates of Hugging Face tokenizers are writte
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -97,10 +96,10 @@ class ChatRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            with self._marks.recording() as recorded:
-                context = self._template.new_context(variables)
-                for block in self._template.root_render_func(context):
-                    recorded.append(block)
+            recorded = self._marks.recorded = _Recorded()
+            context = self._template.new_context(variables)
+            for block in self._template.root_render_func(context):
+                recorded.append(block)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ChatTemplateError(f"the chat template rejects the conversation: {error}") from error
         return RenderedChat(text="".join(recorded.blocks), generated=tuple(recorded.generated))
@@ -127,7 +126,8 @@ class _GenerationMarks(Extension):
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
         self.count = 0
-        self._recorded = _Recorded()
+        self.recorded = _Recorded()
+        """Record of the rendering in progress."""
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Replace the tag with a call of `_record`."""
@@ -136,16 +136,10 @@ class _GenerationMarks(Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_record"), [], [], body).set_lineno(line)
 
-    @contextmanager
-    def recording(self) -> Iterator[_Recorded]:
-        """Record one rendering."""
-        self._recorded = recorded = _Recorded()
-        yield recorded
-
     def _record(self, caller: Any) -> str:
         text: str = caller()
-        start = self._recorded.length
-        self._recorded.generated.append((start, start + len(text)))
+        start = self.recorded.length
+        self.recorded.generated.append((start, start + len(text)))
         return text
 
 

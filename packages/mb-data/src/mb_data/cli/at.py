@@ -9,13 +9,11 @@ from mb_data.loading.step_batch import (
     StepPosition,
     StepSequence,
     batch_settings_of,
-    datasets_of,
     step_sequences,
 )
 from mb_data.megatron.sample_indices import IndexRequest
 from mb_data.text.shards.origin import document_origins
 from mb_data.tokenizers.base import Tokenizer
-from mb_data.tokenizers.run_tokenizer import prepare_tokenizer
 
 SHOWN = 240
 """Characters of a text that are printed without `--full`."""
@@ -33,8 +31,8 @@ def print_step(options: StepOptions, position: StepPosition, request: IndexReque
         UnknownStepError: The run has no such rank.
         ShardPlanError: With `--origins`, an input changed since the shards were built.
     """
-    tokenizer = prepare_tokenizer(request.section, request.tokenizer, saved_in=request.tokenizer_folder)
-    datasets = datasets_of(request, tokenizer)
+    tokenizer = request.load_tokenizer()
+    datasets = request.build(tokenizer)
     sequences = list(step_sequences(datasets, batch_settings_of(options.run), position, rank=options.rank))
     origins = _origins(sequences) if options.origins else {}
     if options.json:

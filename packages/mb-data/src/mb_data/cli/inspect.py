@@ -44,7 +44,7 @@ def show(prefix: str, number: int, *, tokenizer: Path | None, as_json: bool) -> 
         "text": text,
         "origin": origin,
     }
-    print_result({**result, "text": text}, as_json=as_json, lines=lines if text is None else [*lines, text])
+    print_result(result, as_json=as_json, lines=lines if text is None else [*lines, text])
     return 0
 
 

@@ -57,7 +57,7 @@ def last_validation(
             "validation: the run has no validation data. Set validation.eval_iters, or dataset.split, in a run that is "
             "to be evaluated."
         )
-    stream = [ValidationBatches(data=lambda: valid, batches=settings.eval_iters)]
+    stream = [ValidationBatches.of_stream(valid, batches=settings.eval_iters)]
     sets = valid if isinstance(valid, list) else stream
     sources = [validation_set.dataset for validation_set in named] or [datasets.valid]
     first = 0 if datasets.complete_validation else start // len(sources)

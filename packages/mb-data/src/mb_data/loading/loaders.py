@@ -77,7 +77,18 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
         data_parallel_rank=data_parallel_rank,
         data_parallel_size=data_parallel_size,
     )
-    return iter(_loader(dataset, sampler, config=config, seed=seed, worker_init_fn=worker_init_fn))
+    return iter(
+        DataLoader(
+            SamplesOfWorkers(dataset) if config.num_workers else dataset,
+            batch_sampler=sampler,
+            collate_fn=dataset.collate if isinstance(dataset, CollatingDataset) else None,
+            num_workers=config.num_workers,
+            pin_memory=config.pin_memory and torch.cuda.is_available(),
+            persistent_workers=config.persistent_workers and config.num_workers > 0,
+            worker_init_fn=worker_init_fn,
+            generator=torch.Generator().manual_seed(seed),
+        )
+    )
 
 
 def stop_workers(iterator: object) -> None:
@@ -113,26 +124,6 @@ class SamplesOfWorkers(Dataset[Any]):
             except (pickle.PicklingError, AttributeError, TypeError):
                 raise SampleError(f"sample {index} of the data: {type(error).__name__}: {error}") from None
             raise
-
-
-def _loader(
-    dataset: Any,
-    sampler: RankSampler,
-    *,
-    config: DataloaderConfig,
-    seed: int,
-    worker_init_fn: Callable[[int], None] | None,
-) -> DataLoader[Any]:
-    return DataLoader(
-        SamplesOfWorkers(dataset) if config.num_workers else dataset,
-        batch_sampler=sampler,
-        collate_fn=dataset.collate if isinstance(dataset, CollatingDataset) else None,
-        num_workers=config.num_workers,
-        pin_memory=config.pin_memory and torch.cuda.is_available(),
-        persistent_workers=config.persistent_workers and config.num_workers > 0,
-        worker_init_fn=worker_init_fn,
-        generator=torch.Generator().manual_seed(seed),
-    )
 
 
 def rank_sampler(

@@ -4,7 +4,6 @@ The position of a step in the data is that of the run's metrics, which count the
 ramp-ups, discarded steps and resumes. The samples at a position do not depend on the number of ranks.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any
 
 import yaml
 
-from mb_data.dataset_provider import DatasetBuildContext
 from mb_data.errors import UnknownStepError
 from mb_data.loading.batch_iterators import BatchSettings
 from mb_data.loading.document_parts import DocumentPart, document_parts
 from mb_data.loading.loaders import rank_sampler
-from mb_data.megatron.sample_indices import IndexRequest
-from mb_data.run_data import RunDatasets, build_run_datasets
+from mb_data.run_data import RunDatasets
 from mb_data.tokenizers.base import Tokenizer
 from mb_schema.json_rows import parse_row, step_of_row
 from mb_schema.yaml_settings import parse_settings
@@ -148,18 +145,6 @@ def _settings(run: Path) -> dict[str, Any]:
     ):
         raise UnknownStepError(f"{file}: holds no settings of a run. Restore the file.")
     return settings
-
-
-def datasets_of(request: IndexRequest, tokenizer: Tokenizer) -> RunDatasets:
-    """Build the datasets of a run in this process. The section is not modified."""
-    counts = request.counts
-    context = DatasetBuildContext(
-        train_samples=counts.train,
-        valid_samples=counts.valid,
-        test_samples=counts.test,
-        tokenizer=tokenizer,
-    )
-    return build_run_datasets(copy.copy(request.section), context, validation=request.validation)
 
 
 def step_sequences(

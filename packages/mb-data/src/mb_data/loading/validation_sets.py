@@ -60,6 +60,11 @@ class ValidationBatches:
     name: str = ""
     """Name of the set; empty if there is only one."""
 
+    @classmethod
+    def of_stream(cls, iterator: Any, *, batches: int, name: str = "") -> "ValidationBatches":
+        """Return a set of `batches` batches per evaluation, which continues at the position of the iterator."""
+        return cls(data=lambda: iterator, batches=batches, name=name)
+
 
 class WholeBatches:
     """Map-style dataset whose length is a multiple of a batch: its samples, then copies of the last one.
@@ -170,25 +175,16 @@ def validation_batches(
     present = [(named, size) for named, size in zip(sets, sizes, strict=True) if size is not None]
     batches_of_sets = []
     for named, (size, can_be_filled) in present:
-        data: Callable[[], Any]
         if eval_iters is not None:
-            consumed = consumed_samples // len(present)
-            data, number = _stream(iterate(named.dataset, consumed_samples=consumed)), eval_iters
+            iterator = iterate(named.dataset, consumed_samples=consumed_samples // len(present))
+            batches = ValidationBatches.of_stream(iterator, batches=eval_iters, name=named.name)
         else:
             _require_whole_set(named.name, size, batch_samples, can_be_filled=can_be_filled)
             whole_batches = None if named.dataset is None else WholeBatches(named.dataset, batch_samples)
-            data, number = partial(iterate, whole_batches, consumed_samples=0), -(-size // batch_samples)
-        batches_of_sets.append(ValidationBatches(data=data, batches=number, name=named.name))
+            data = partial(iterate, whole_batches, consumed_samples=0)
+            batches = ValidationBatches(data=data, batches=-(-size // batch_samples), name=named.name)
+        batches_of_sets.append(batches)
     return batches_of_sets
-
-
-def stream_batches(iterator: Any, *, batches: int) -> list[ValidationBatches]:
-    """Return an iterator as a single set of `batches` batches per evaluation, which continues at its position."""
-    return [ValidationBatches(data=_stream(iterator), batches=batches)]
-
-
-def _stream(iterator: Any) -> Callable[[], Any]:
-    return lambda: iterator
 
 
 def _prefixes(section: Any) -> list[str]:

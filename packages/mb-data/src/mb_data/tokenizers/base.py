@@ -208,28 +208,6 @@ class ExtendedTokenizer(TokenizerWithAdditions):
         return self._ids.get(token, super().token_id(token))
 
 
-class _SentinelNames(Mapping[int, str]):
-    """Mapping from ids of sentinels to their names.
-
-    Names are computed on access, because a dictionary of an invalid, huge `vocab_extra_ids` would exhaust memory before
-    a check rejects it.
-    """
-
-    def __init__(self, ids: range) -> None:
-        self._ids = ids
-
-    def __getitem__(self, token_id: int) -> str:
-        if token_id not in self._ids:
-            raise KeyError(token_id)
-        return f"<extra_id_{token_id - self._ids.start}>"
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-
 class SentinelTokenizer(TokenizerWithAdditions):
     """Tokenizer with sentinels after the entries of another tokenizer.
 
@@ -251,8 +229,16 @@ class SentinelTokenizer(TokenizerWithAdditions):
                 "end-of-document token. Set tokenizer.vocab_extra_ids to 0 or more."
             )
         self.sentinels = range(tokenizer.vocab_size, tokenizer.vocab_size + sentinels)
-        names = _SentinelNames(self.sentinels)
-        super().__init__(tokenizer, names, fingerprint=f"{tokenizer.fingerprint}-sentinels-{sentinels}")
+        super().__init__(tokenizer, {}, fingerprint=f"{tokenizer.fingerprint}-sentinels-{sentinels}")
+        self.vocab_size += sentinels
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Convert token ids to text, with the names of sentinels."""
+        first = self.sentinels.start
+        names = {
+            number: f"<extra_id_{number - first}>" for number in map(int, ids) if number in self.sentinels
+        }
+        return decode_with_names(ids, names, decode=self.base.decode)
 
 
 def unwrap_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

@@ -191,6 +191,13 @@ def logits(rank):
         replicas(successful=True).item(),
         [layer.clipped for layer in layers],
         stages(successful=True).item(),
+        [
+            mb_loop.AttentionLogits(
+                [Attention([math.nan if rank == other else 9.0])],
+                groups=SimpleNamespace(dp_cp=world, mp=alone),
+            )(successful=True).item()
+            for other in range(2)
+        ],
     ]
     with pytest.raises(mb_loop.TrainSettingsError):
         mb_loop.AttentionLogits([torch.nn.Linear(1, 1)], groups=SimpleNamespace(dp_cp=alone, mp=world))
@@ -243,7 +250,9 @@ def test_if_a_rank_trains_nothing_the_optimizer_results_are_synchronised(answers
 
 def test_attention_logits_are_reduced_over_replicas_before_clipping_and_over_stages(answers):
     for rank in range(2):
-        assert answers[rank]["logits"] == [5.0, [[3.0, 5.0], [4.0]], 7.0]
+        *largest, of_nan = answers[rank]["logits"]
+        assert largest == [5.0, [[3.0, 5.0], [4.0]], 7.0]
+        assert all(map(math.isnan, of_nan))
 
 
 def test_ranks_agree_on_a_metric_that_one_of_them_knows(answers):

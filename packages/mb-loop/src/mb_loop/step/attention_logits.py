@@ -82,7 +82,7 @@ class AttentionLogits:
         self._layers = [
             layer for layer in attention_layers if isinstance(layer.core_attention, MaxLogitKernel)
         ]
-        count = torch.tensor(len(self._layers), device=self._device)
+        count = torch.tensor(float(len(self._layers)), device=self._device)
         _largest(count, None if groups is None else groups.mp)
         if not count.item():
             raise TrainSettingsError(
@@ -136,5 +136,9 @@ def build_attention_logits(
 
 
 def _largest(values: Tensor, group: ProcessGroup | None) -> None:
+    """Replace values by the largest of a group, which is NaN if one of them is: a maximum over ranks may lose a NaN."""
     if group is not None and group.size() > 1:
-        torch.distributed.all_reduce(values, op=ReduceOp.MAX, group=group)
+        is_nan = values.isnan()
+        both = torch.stack([values.masked_fill(is_nan, -torch.inf), is_nan.to(values.dtype)])
+        torch.distributed.all_reduce(both, op=ReduceOp.MAX, group=group)
+        values.copy_(both[0].masked_fill(both[1] > 0, torch.nan))

@@ -11,7 +11,7 @@ _OTHER = {
     r"(.*/)?pretrain_bert\.py": "trains BERT, which has no counterpart; GPT, hybrids and T5 have one",
     r"(.*/)?(pretrain_(ict|retro|realm)|.*/retro/.*)\.py": "trains a retrieval model, which has no counterpart",
     r"(.*/)?pretrain_vision\w*\.py": "trains a vision model, which has no counterpart",
-    r"(.*/)?pretrain_vlm\.py|.*multimodal/train\.py|.*mimo/train\.py": (
+    r"(.*/)?pretrain_(vlm|mimo)\.py|.*multimodal/train\.py|.*mimo[/.]\w+(\.py)?": (
         "trains a vision-language model, whose modules have arguments of their own; see MimoModelConfig"
     ),
     r"(.*/)?train_rl\.py": "is reinforcement learning, which has no counterpart",

@@ -34,8 +34,17 @@ def test_listeners_are_called_in_the_order_of_registration():
 
 
 def test_only_overridden_events_are_registered():
-    manager = CallbackManager([Two([])])
-    assert [event for event in EVENTS if manager.has_listeners(event)] == ["on_train_start"]
+    callback = Two([])
+    manager = CallbackManager([callback])
+    assert {
+        event: manager.list_callbacks(event) for event in manager.events if manager.has_callbacks(event)
+    } == {"on_train_start": [callback.on_train_start]}
+
+
+@pytest.mark.parametrize("method", ["list_callbacks", "has_callbacks"])
+def test_listeners_of_an_unknown_event_are_an_error(method):
+    with pytest.raises(UnknownEventError, match="there is no event 'on_train_begin'"):
+        getattr(CallbackManager(), method)("on_train_begin")
 
 
 def test_the_base_class_has_a_method_for_every_event():
@@ -135,4 +144,4 @@ def test_lists_of_callbacks_are_added_and_normalized():
     assert normalize_callbacks(manager) is manager
     assert len(normalize_callbacks(LossPrinter())._listeners["on_train_step_end"]) == 1
     assert normalize_callbacks(None) is None
-    assert normalize_callbacks([LossPrinter()]).has_listeners("on_train_step_end")
+    assert normalize_callbacks([LossPrinter()]).has_callbacks("on_train_step_end")

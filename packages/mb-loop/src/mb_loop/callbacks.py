@@ -238,25 +238,37 @@ class CallbackManager:
         Raises:
             UnknownEventError: there is no such event.
         """
-        if event not in self._listeners:
-            raise UnknownEventError(
-                f"callbacks: there is no event {event!r}, so it would never be called. Use one of {', '.join(EVENTS)}."
-            )
-        self._listeners[event].append(listener)
+        self._of_event(event).append(listener)
 
     def stop_requested(self, step: int) -> str | None:
         """Return the reason of the first callback that ends training after this step, or None."""
         reasons = (source(step) for source in self._stop_sources)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def has_listeners(self, event: EventName) -> bool:
-        """Return whether the event has listeners."""
-        return bool(self._listeners[event])
+    @property
+    def events(self) -> frozenset[EventName]:
+        """Names of all events."""
+        return frozenset(EVENTS)
+
+    def list_callbacks(self, event: EventName) -> list[Listener]:
+        """Return the listeners of an event in their order; raises as `register`."""
+        return [*self._of_event(event)]
+
+    def has_callbacks(self, event: EventName) -> bool:
+        """Return whether an event has listeners; raises as `register`."""
+        return bool(self._of_event(event))
 
     def fire(self, event: EventName, context: CallbackContext) -> None:
-        """Call every listener of the event."""
-        for listener in self._listeners[event]:
+        """Call every listener of an event; raises as `register`."""
+        for listener in self._of_event(event):
             listener(context)
+
+    def _of_event(self, event: EventName) -> list[Listener]:
+        if event not in self._listeners:
+            raise UnknownEventError(
+                f"callbacks: there is no event {event!r}, so it would never be called. Use one of {', '.join(EVENTS)}."
+            )
+        return self._listeners[event]
 
 
 _SIMILARITY = 0.9  # separates a misspelled event from an event of another library, such as on_train_epoch_end
@@ -304,7 +316,7 @@ class EventDispatcher:
         chunk: int | None = None,
     ) -> None:
         """Fire an event. Builds no context if the event has no listeners."""
-        if not self.manager.has_listeners(event):
+        if not self.manager.has_callbacks(event):
             return
         context = CallbackContext(
             state=self.state,
@@ -346,7 +358,7 @@ class ObservedIterator:
 
 def observed(data_iterator: Any, events: EventDispatcher) -> Any:
     """Return an iterator, or a list of those of several chunks, whose microbatches are events if anything listens."""
-    if not events.manager.has_listeners("on_train_microbatch"):
+    if not events.manager.has_callbacks("on_train_microbatch"):
         return data_iterator
     if isinstance(data_iterator, list):
         return [

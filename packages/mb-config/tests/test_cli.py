@@ -420,7 +420,7 @@ def test_import_args_writes_a_file_and_lists_what_is_left(tmp_path):
     assert logged.splitlines()[1:] == [
         "not converted: --rl-profile: the trainer has no reinforcement learning",
         "options of torchrun, not part of a configuration: --nproc_per_node",
-        f"check it with: mb-config check {out} --world-size 8 --gpu h100",
+        f"check it with: mb-config check {out} --world-size 8 --gpu h100 --apex",
     ]
     text = out.read_text()
     assert text.startswith(

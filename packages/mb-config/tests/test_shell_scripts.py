@@ -39,6 +39,8 @@ SCRIPTS = {
     "arrays": 'A=(--lr 1 "--split 9,1")\nA+=(--bf16)\nB=("${A[@]}" --x "a b")\n'
     'torchrun p.py "${B[@]}" ${A[@]} ${#A[@]} ${A[1]}',
     "index": "A=(a b c)\nA[1]=x\nA[5]=y\ntorchrun p.py ${A[@]} ${A[0]}",
+    "keys": 'declare -A L=( [tiny]=2 ["7b"]=32 ); S=7b; L[1b]=16\nB=([0]=x [1]=y); i=1\nC=(a b); C[$i]=c\n'
+    'torchrun p.py ${L[$S]} ${L[1b]} "${L["tiny"]}" ${B[1]} ${C[@]}',
     "quotes": 'X=\'a  b\'; Y="c $X"; torchrun p.py $X "$X" \'$X\' "${Y}" a\\ b $\'t\' "q\\"r" \'\'',
     "defaults": 'A=${1:-one}; B=${2-two}; C=${3:+three}; D=${NO:=four}\ntorchrun p.py $A $B "$C" $D $NO ${#A}',
     "positional": 'torchrun p.py $1 "$2" "$@" $# ${2}; shift; torchrun p.py "$@" $1',
@@ -199,6 +201,7 @@ def test_of_several_programs_the_one_with_the_flags_of_training():
         ("pretrain_ict.py", "retrieval"),
         ("pretrain_vision_classify.py", "vision model"),
         ("examples/multimodal/train.py", "vision-language"),
+        ("examples/mimo/pretrain_mimo.py", "vision-language"),
         ("train_rl.py", "reinforcement learning"),
         ("tools/run_text_generation_server.py", "generates text"),
         ("tools/preprocess_data.py", "mb data build"),

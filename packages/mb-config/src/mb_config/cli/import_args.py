@@ -74,8 +74,12 @@ def report(
     if script.launcher:
         yield f"options of torchrun, not part of a configuration: {' '.join(script.launcher)}"
     if out is not None:
-        processes = script.world_size or "N"
-        yield f"check it with: {program} check {shlex.quote(str(out))} --world-size {processes} --gpu h100"
+        fused = {**conversion.defaults, **conversion.given}.get("model.gradient_accumulation_fusion")
+        apex = " --apex" if fused else ""  # without it Megatron-LM rejects the fusion, its default
+        yield (
+            f"check it with: {program} check {shlex.quote(str(out))} --world-size {script.world_size or 'N'} "
+            f"--gpu h100{apex}"
+        )
 
 
 def omissions(conversion: MegatronConversion, script: ScriptWords) -> Iterator[str]:

@@ -217,6 +217,9 @@ class Expander:
         items = value if isinstance(value, list) else [] if value is None else [value]
         if index in ("@", "*"):
             return None if value is None else [*items]
+        entry = None if index is None else self.variables.get(f"{name}[{self.text(index)}]")
+        if isinstance(entry, str):
+            return [entry]
         position = 0 if index is None else self._index(index)
         return [items[position]] if -len(items) <= position < len(items) else None
 

@@ -29,6 +29,8 @@ from mb_config.megatron_lm.shell.syntax import (
 )
 
 _SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh")
+_PAIR = re.compile(r"\[([^]]*)\]=(.*)", re.DOTALL)
+"""An entry of an associative array; it is stored as a variable of its own, `NAME[key]`."""
 _SHELL_COMMAND = re.compile(r"-[a-z]*c")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _SUCCEED = (
@@ -297,14 +299,23 @@ class _Shell:
             return
         before = self.variables.get(name)
         if value.startswith("("):
+            pairs = [_PAIR.fullmatch(raw) for raw in array_words(value)]
+            if pairs and all(pairs):
+                for pair in filter(None, pairs):
+                    self.variables[f"{name}[{self.expander.text(pair[1])}]"] = self.expander.text(pair[2])
+                return
             items = [word for raw in array_words(value) for word in self.expander.words(raw)]
             old = before if isinstance(before, list) else [before] if before else []
             self.variables[name] = [*old, *items] if adds else items
             return
         text = self.expander.text(value)
+        key = "0" if index is None else self.expander.text(index)
+        if not key.isdigit():
+            self.variables[f"{name}[{key}]"] = text
+            return
         if index is not None or isinstance(before, list):
             items = [*before] if isinstance(before, list) else [before] if before else []
-            position = int(index) if index and index.isdigit() else 0
+            position = int(key)
             items += [""] * (position + 1 - len(items))
             items[position] = items[position] + text if adds else text
             self.variables[name] = items

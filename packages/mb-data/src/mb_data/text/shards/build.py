@@ -22,8 +22,7 @@ from mb_data.text.shards.shard import (
     Engine,
     ShardTask,
     Step,
-    duplicates_path,
-    hashes_path,
+    array_path,
     is_done,
     read_record,
     record_path,
@@ -142,13 +141,13 @@ def _run(folder: Path, step: Step, number: int, engine: Engine, progress: Progre
 
 def _mark_duplicates(folder: Path, number: int) -> None:
     """Write which documents of each shard have the text of an earlier one. A shard that had others is built again."""
-    hashes = [read_array(hashes_path(folder, shard)) for shard in range(number)]
+    hashes = [read_array(array_path(folder, shard, "hashes")) for shard in range(number)]
     texts = np.ascontiguousarray(np.concatenate(hashes)).view(f"V{hashes[0].shape[1]}").ravel()
     _, first = np.unique(texts, return_index=True)  # of equal texts the first one
     is_duplicate = np.ones(len(texts), bool)
     is_duplicate[first] = False
     for shard, marks in enumerate(np.split(is_duplicate, np.cumsum([len(part) for part in hashes])[:-1])):
-        path = duplicates_path(folder, shard)
+        path = array_path(folder, shard, "duplicates")
         if path.exists() and not np.array_equal(read_array(path), marks):
             record_path(folder, shard).unlink(missing_ok=True)
         write_array(path, marks)

@@ -11,7 +11,7 @@ from mb_data.text.selection import SelectionReport
 from mb_data.text.shards.files import read_array
 from mb_data.text.shards.manifest import is_sharded, read_manifest
 from mb_data.text.shards.plan import read_options
-from mb_data.text.shards.shard import duplicates_path, read_shard_documents
+from mb_data.text.shards.shard import array_path, read_shard_documents
 
 
 def document_shards(prefix: str | Path, documents: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -39,7 +39,9 @@ def document_origins(prefix: str | Path, documents: Iterable[int]) -> dict[int, 
     origins = {}
     for shard, numbers in wanted.items():
         options = read_options(folder)
-        is_dropped = read_array(duplicates_path(folder, shard)) if options.selection.deduplicate else None
+        is_dropped = (
+            read_array(array_path(folder, shard, "duplicates")) if options.selection.deduplicate else None
+        )
         position, last, report = 0, max(numbers), SelectionReport()
         selected = (
             location

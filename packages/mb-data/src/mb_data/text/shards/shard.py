@@ -57,14 +57,9 @@ def record_path(folder: Path, number: int) -> Path:
     return folder / f"{shard_name(number)}.json"
 
 
-def hashes_path(folder: Path, number: int) -> Path:
-    """Return the file of the hashes of the selected texts of a shard: an array of bytes [documents, 16]."""
-    return folder / f"{shard_name(number)}.hashes.npy"
-
-
-def duplicates_path(folder: Path, number: int) -> Path:
-    """Return the file with the marks of the selected documents of a shard that are duplicates: booleans [documents]."""
-    return folder / f"{shard_name(number)}.duplicates.npy"
+def array_path(folder: Path, number: int, name: Literal["hashes", "duplicates"]) -> Path:
+    """Return an array of the selected documents of a shard: hashes, bytes [documents, 16], or marks of duplicates."""
+    return folder / f"{shard_name(number)}.{name}.npy"
 
 
 def remove_shard(folder: Path, number: int) -> None:
@@ -76,7 +71,7 @@ def remove_shard(folder: Path, number: int) -> None:
 def is_done(folder: Path, number: int, step: Step) -> bool:
     """Return whether a step was completed for a shard: its files exist, with the sizes of the record."""
     if step == "hash":
-        return hashes_path(folder, number).exists()
+        return array_path(folder, number, "hashes").exists()
     if not record_path(folder, number).exists():
         return False
     sizes: dict[str, int] = read_record(folder, number)["files"]
@@ -121,7 +116,7 @@ def _hash(folder: Path, number: int) -> None:
         for text, _ in options.selection.select(chunk, report)
     ]
     array = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), DIGEST_BYTES)
-    write_array(hashes_path(folder, number), array)
+    write_array(array_path(folder, number, "hashes"), array)
 
 
 def _build(folder: Path, number: int) -> None:
@@ -173,5 +168,5 @@ def read_shard_documents(folder: Path, number: int, options: ShardOptions) -> It
 
 
 def _recorded_duplicates(folder: Path, number: int) -> Callable[[str], bool]:
-    marks = iter(read_array(duplicates_path(folder, number)).tolist())
+    marks = iter(read_array(array_path(folder, number, "duplicates")).tolist())
     return lambda text: bool(next(marks))

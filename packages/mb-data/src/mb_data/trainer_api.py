@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
+    from mb_data.chat.evaluation import EvaluationTokenizer as EvaluationTokenizer
     from mb_data.chat.prompt import encode_prompt as encode_prompt
     from mb_data.cli import app as app
     from mb_data.cli.app import Workers as Workers
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mb_data.loading.step_batch import find_step as find_step
     from mb_data.rules import PATH_FIELDS as PATH_FIELDS
     from mb_data.run_settings import validation_set_options as validation_set_options
-    from mb_data.text.evaluation_text import EvaluationTokenizer as EvaluationTokenizer
     from mb_data.tokenizers.base import decode_stream as decode_stream
     from mb_data.tokenizers.loading import TOKENIZER_FILES as TOKENIZER_FILES
     from mb_data.tokenizers.loading import copy_tokenizer_files as copy_tokenizer_files

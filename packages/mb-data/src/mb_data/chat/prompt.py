@@ -1,7 +1,7 @@
 """Prompts of a model: text, or a conversation that a chat template renders up to the answer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mb_data.chat.encoding import chat_templates_of, encode_chat
@@ -25,6 +25,19 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> t
     """
     if not chat:
         return prompt, tokenizer.encode(prompt)
+    text = render_prompt(tokenizer, _messages(prompt))
+    return text, encode_chat(tokenizer, text)[0]
+
+
+def render_prompt(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+) -> str:
+    """Return the text of a conversation; `add_generation_prompt` adds the beginning of the answer.
+
+    Raises:
+        TokenizerError: The tokenizer has no chat template.
+        ChatTemplateError: The template rejects the conversation, or jinja2 is not installed (extra `chat`).
+    """
     templates = chat_templates_of(tokenizer)
     template = templates.select(has_tools=False)
     if template is None:
@@ -33,9 +46,12 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> t
             "--chat and write the conversation as the model was trained on it."
         )
     rendered = compile_template(template).render(
-        _messages(prompt), tools=None, arguments=templates.special_tokens, add_generation_prompt=True
+        messages,
+        tools=None,
+        arguments=templates.special_tokens,
+        add_generation_prompt=add_generation_prompt,
     )
-    return rendered.text, encode_chat(tokenizer, rendered.text)[0]
+    return str(rendered.text)
 
 
 def _messages(prompt: str) -> list[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mb_data.chat.encoding import OffsetTokenizer, begin_token, chat_templates_of, encode_chat, special_names
-from mb_data.chat.samples import compile_template
+from mb_data.chat.prompt import render_prompt
 from mb_data.errors import TokenizerError
 from mb_data.tokenizers.base import Tokenizer, token_id, unwrap_tokenizer
 
@@ -58,22 +58,5 @@ class EvaluationTokenizer:
         return self._tokenizer.decode([number for number in ids if number not in self._special])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """Return the text of a conversation; `add_generation_prompt` adds the beginning of the answer.
-
-        Raises:
-            TokenizerError: The tokenizer has no chat template.
-            ChatTemplateError: The template rejects the conversation, or jinja2 is not installed (extra `chat`).
-        """
-        template = self.chat_template
-        if template is None:
-            raise TokenizerError(
-                "--chat: the tokenizer of the run has no chat template. Set tokenizer.chat_template in a run, or "
-                "leave out --chat."
-            )
-        rendered = compile_template(template).render(
-            messages,
-            tools=None,
-            arguments=chat_templates_of(self._tokenizer).special_tokens,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return str(rendered.text)
+        """Return the text of a conversation, as `render_prompt`."""
+        return render_prompt(self._tokenizer, messages, add_generation_prompt=add_generation_prompt)

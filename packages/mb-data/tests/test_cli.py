@@ -279,6 +279,16 @@ def test_index_builds_the_indices_of_a_run_once(folder):
     assert {file: file.stat().st_mtime_ns for file in (folder / "indices").rglob("*.npy")} == built
 
 
+def test_index_of_an_evaluation_only_run_has_the_samples_of_one_evaluation(folder):
+    pytest.importorskip("torch")
+    from mb_data.cli.index import read_request
+
+    file = settings(folder)
+    other = folder / "other.yaml"
+    other.write_text("validation: {skip_train: true, eval_interval: null, eval_iters: 3}\n")
+    assert read_request([file, other]).counts.valid == 3 * 4
+
+
 def test_index_counts_validation_sets_together(folder):
     pytest.importorskip("megatron.core", reason="needs mb-data[mcore]")
     blend_per_split = [None, [[str(folder / "play")], None], None]

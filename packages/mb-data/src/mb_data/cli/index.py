@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -12,9 +13,8 @@ import mb_data
 from mb_data.cli.progress import print_result, progress_bar
 from mb_data.data_checks import verify_dataset_files
 from mb_data.errors import SectionFileError
-from mb_data.loading.validation_sets import ValidationSetOptions
-from mb_data.megatron.sample_counts import dataset_sample_counts
 from mb_data.megatron.sample_indices import IndexRequest, build_sample_indices
+from mb_data.run_settings import run_sample_counts, validation_set_options
 from mb_data.tokenizers.config import TokenizerConfig
 from mb_schema.value_types import fit
 
@@ -85,37 +85,31 @@ def _request(merged: dict[str, dict[str, Any]], *, name: str) -> IndexRequest:
         TypeError: A section has an unknown field, or a number is not one.
     """
     section, tokenizer = _dataset(merged["dataset"]), TokenizerConfig(**merged["tokenizer"])
-    train, validation = merged["train"], merged["validation"]
-    iters, samples, batch = (
-        fit(train.get(field), int | None, path=f"train.{field}")
-        for field in ("train_iters", "train_samples", "global_batch_size")
-    )
-    if batch is None or (iters is None and samples is None):
+    train = _sizes(merged, "train", "train_iters train_samples global_batch_size")
+    validation = _sizes(merged, "validation", "eval_interval eval_iters eval_global_batch_size")
+    for name_of_switch in ("full_validation", "multiple_validation_sets", "skip_train"):
+        setattr(validation, name_of_switch, bool(merged["validation"].get(name_of_switch)))
+    validation.validation_set_names = merged["validation"].get("validation_set_names")
+    if train.global_batch_size is None or (train.train_iters is None and train.train_samples is None):
         raise SectionFileError(
-            f"train: has {', '.join(train) or 'no fields'}, but the number of samples depends on global_batch_size, "
-            "and on train_iters or train_samples. Set them."
+            f"train: has {', '.join(merged['train']) or 'no fields'}, but the number of samples depends on "
+            "global_batch_size, and on train_iters or train_samples. Set them."
         )
-    sets = ValidationSetOptions(
-        complete=bool(validation.get("full_validation")),
-        several=bool(validation.get("multiple_validation_sets")),
-        names=validation.get("validation_set_names"),
-    )
     return IndexRequest(
         name=name,
         section=section,
         tokenizer=tokenizer,
-        counts=dataset_sample_counts(
-            iters or 0,
-            global_batch_size=batch,
-            train_samples=samples,
-            **{
-                field: fit(validation.get(field), int | None, path=f"validation.{field}")
-                for field in ("eval_interval", "eval_iters", "eval_global_batch_size")
-            },
-            validation_sets=sets.has_sets,
-        ),
-        validation=sets,
+        counts=run_sample_counts(train, validation),
+        validation=validation_set_options(validation),
     )
+
+
+def _sizes(merged: Mapping[str, Mapping[str, Any]], section: str, names: str) -> Any:
+    """Return numbers of a section by their names, as attributes; None for those that are not set."""
+    values = {
+        name: fit(merged[section].get(name), int | None, path=f"{section}.{name}") for name in names.split()
+    }
+    return SimpleNamespace(**values)
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -47,21 +47,17 @@ def load_or_build(
         return content
     folder.parent.mkdir(parents=True, exist_ok=True)
     with one_builder(folder):
-        content = load(folder, reused=True)
-        return _build(folder, load=load, build=build) if content is None else content
-
-
-def _build(folder: Path, *, load: Callable[..., Content | None], build: Callable[[Path], None]) -> Content:
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".building-{folder.name}-"))
-    try:
-        build(building)
-        reused = not commit_build(building, folder, load=load)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    result = load(folder, reused=reused)
-    if result is None:
-        raise CorpusError(f"{folder}: was changed while it was being built. Run again.")
-    return result
+        if (content := load(folder, reused=True)) is not None:
+            return content
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".building-{folder.name}-"))
+        try:
+            build(building)
+            reused = not commit_build(building, folder, load=load)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        if (content := load(folder, reused=reused)) is None:
+            raise CorpusError(f"{folder}: was changed while it was being built. Run again.")
+        return content
 
 
 @contextmanager

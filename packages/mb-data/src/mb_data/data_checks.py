@@ -14,7 +14,7 @@ from mb_data.loading.batch_padding import NO_PADDING, BatchPadding, required_pad
 from mb_data.streaming.config import HuggingFaceStreamConfig
 from mb_data.text.sources import verify_sources
 from mb_data.tokenizers.config import TokenizerConfig
-from mb_data.tokenizers.loading import load_saved_tokenizer, load_tokenizer
+from mb_data.tokenizers.loading import load_saved_tokenizer
 from mb_data.tokenizers.rules import END_OF_DOCUMENT
 from mb_schema.rules import MAX_MESSAGE_LENGTH, truncate
 
@@ -77,7 +77,7 @@ def tokenizer_size(section: TokenizerConfig, dataset: Any, *, saved: Path | None
     if section.tokenizer_type is None and isinstance(dataset, TextCorpusConfig):
         added = {*(section.special_tokens or ())} - {END_OF_DOCUMENT}
         return dataset.vocab_size + len(added) + section.vocab_extra_ids
-    tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
+    tokenizer = load_saved_tokenizer(saved, section)
     return int(tokenizer.vocab_size)
 
 
@@ -151,7 +151,7 @@ def training_epoch_samples(
     """
     from mb_data.finetuning.split_samples import training_epoch_size  # noqa: PLC0415 - numpy, which other checks do not need
 
-    tokenizer = load_tokenizer(section) if saved is None else load_saved_tokenizer(saved, section)
+    tokenizer = load_saved_tokenizer(saved, section)
     return training_epoch_size(dataset, tokenizer, padding=padding)
 
 

@@ -113,6 +113,3 @@ class PromptCompletionSFTPreprocessingConfig(StrictFields):
             "add_sep": self.add_sep,
             "add_eos": self.add_eos,
         }
-
-
-SFTPreprocessingConfig = ChatSFTPreprocessingConfig | PromptCompletionSFTPreprocessingConfig

@@ -133,10 +133,11 @@ def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:
         ]
 
 
-def _blends(config: Any) -> list[Blend]:
+def blends_of(config: Any) -> list[Blend]:
+    """Return all blends of a section, or of Megatron's configuration."""
     return [blend for blend in (config.blend, *(config.blend_per_split or ())) if blend is not None]
 
 
 def prefixes_of(config: Any) -> list[str]:
     """Return the prefixes of all files of the blends, in order."""
-    return [prefix for blend in _blends(config) for prefix in blend[0]]
+    return [prefix for blend in blends_of(config) for prefix in blend[0]]

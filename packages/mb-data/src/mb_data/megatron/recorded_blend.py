@@ -21,6 +21,7 @@ from megatron.core.datasets.utils import Split
 from mb_data.collectives import Gather, gather_from_all_ranks, is_rank_zero
 from mb_data.errors import IndexedFormatError
 from mb_data.megatron.cached_indices import require_numeric_array
+from mb_data.megatron.conversion import blends_of
 from mb_data.megatron.fingerprint import PairState, pair_state
 from mb_data.megatron.gpt_dataset import GPTDataset
 from mb_data.megatron.index_record import IndexRecord, PartRecord, SplitRecord, read_record, write_record
@@ -125,7 +126,7 @@ class RecordedBlend(BlendedDataset):  # type: ignore[misc] # Megatron Core has n
 
 def is_recordable(config: Any) -> bool:
     """Return whether datasets of Megatron's configuration can be recorded: a blend of files on a file system."""
-    blends = [blend[0] for blend in (config.blend, *(config.blend_per_split or ())) if blend is not None]
+    blends = [prefixes for prefixes, _ in blends_of(config)]
     return (
         max(map(len, blends), default=0) > 1
         and not (config.fast_cache_load or config.defer_npy_index_mmap)

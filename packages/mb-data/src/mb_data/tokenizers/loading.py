@@ -108,18 +108,18 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             (folder / name).write_bytes(content)
 
 
-def load_saved_tokenizer(folder: Path, config: TokenizerConfig) -> Tokenizer:
+def load_saved_tokenizer(folder: Path | None, config: TokenizerConfig) -> Tokenizer:
     """Load a tokenizer from the files that `save_tokenizer` wrote, with the added tokens of its section.
 
-    Without such files, load the tokenizer that the section describes.
+    Without a folder, or without such files in it, load the tokenizer that the section describes.
 
     Raises:
         The exceptions of `load_tokenizer`.
     """
     kind = config.tokenizer_type
     family = "SentencePieceTokenizer" if kind in SENTENCEPIECE else kind
-    file = folder / next((name for name, saved in SAVED_TYPES.items() if saved == family), "tokenizer.json")
-    if not file.is_file():
+    name = next((name for name, saved in SAVED_TYPES.items() if saved == family), "tokenizer.json")
+    if folder is None or not (file := folder / name).is_file():
         return load_tokenizer(config)
     if kind == "TikTokenizer":
         return with_additions(_tiktoken(file, config), config)

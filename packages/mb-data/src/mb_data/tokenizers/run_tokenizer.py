@@ -9,7 +9,7 @@ from mb_data.progress import Progress
 from mb_data.text.corpus import prepare_corpus, tokenize_corpus
 from mb_data.tokenizers.base import Tokenizer, unwrap_tokenizer
 from mb_data.tokenizers.config import TokenizerConfig
-from mb_data.tokenizers.loading import load_saved_tokenizer, load_tokenizer
+from mb_data.tokenizers.loading import load_saved_tokenizer
 
 
 def prepare_tokenizer(
@@ -36,22 +36,16 @@ def prepare_tokenizer(
     Raises:
         CorpusError, DataPathError, TokenizerError: See `prepare_corpus`, `tokenize_corpus` and `load_tokenizer`.
     """
-    shown = progress if is_rank_zero() else None
-    return rank_zero_first(lambda: _prepare(section, tokenizer, saved_in=saved_in, progress=shown))
-
-
-def _prepare(
-    section: Any,
-    tokenizer: TokenizerConfig,
-    *,
-    saved_in: Path | None,
-    progress: Progress | None,
-) -> Tokenizer:
     corpus = section if isinstance(section, TextCorpusConfig) else None
-    if corpus is not None and tokenizer.tokenizer_type is None:
-        trained = prepare_corpus(corpus, progress=progress).tokenizer
-        return load_saved_tokenizer(trained.parent, tokenizer)
-    loaded = load_tokenizer(tokenizer) if saved_in is None else load_saved_tokenizer(saved_in, tokenizer)
-    if corpus is not None:
-        tokenize_corpus(corpus, unwrap_tokenizer(loaded), progress=progress)
-    return loaded
+    shown = progress if is_rank_zero() else None
+
+    def prepare() -> Tokenizer:
+        if corpus is not None and tokenizer.tokenizer_type is None:
+            trained = prepare_corpus(corpus, progress=shown).tokenizer
+            return load_saved_tokenizer(trained.parent, tokenizer)
+        loaded = load_saved_tokenizer(saved_in, tokenizer)
+        if corpus is not None:
+            tokenize_corpus(corpus, unwrap_tokenizer(loaded), progress=shown)
+        return loaded
+
+    return rank_zero_first(prepare)

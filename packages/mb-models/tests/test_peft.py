@@ -47,6 +47,22 @@ def disturb(chunk):
             value.add_(0.1 * torch.randn(value.shape, generator=generator))
 
 
+def test_a_method_is_called_with_a_model_or_its_chunks(tiny, groups):
+    """As Megatron-Bridge's; its `training=False` freezes the adapters, too."""
+    lora = LoRA(dim=4)
+    _, model = build(tiny, groups)
+    assert lora(model) is model
+    assert {name for name, value in model.named_parameters() if value.requires_grad} == {
+        name for name, _ in model.named_parameters() if lora.is_adapter(name)
+    }
+    assert model.training
+    chunks = [build(tiny, groups)[1]]
+    assert lora(chunks, training=False) is chunks
+    assert any(lora.is_adapter(name) for name, _ in chunks[0].named_parameters())
+    assert not any(value.requires_grad for value in chunks[0].parameters())
+    assert not chunks[0].training
+
+
 @pytest.mark.parametrize("settings", [{}, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_start_without_effect_are_trained_alone_and_merge_exactly(tiny, groups, kind, settings):

@@ -38,6 +38,19 @@ class PEFT(FixedValues, StrictFields):
             f"peft: {type(self).__name__} has no install, because PEFT is a base class. Define install(self, chunks)."
         )
 
+    def __call__(self, model: Any, training: bool = True) -> Any:
+        """Install the adapters in a model, or in a list of chunks, and return it.
+
+        `training`: train the adapters; False freezes them as well, and selects the evaluation mode.
+        """
+        chunks = model if isinstance(model, list) else [model]
+        self.install(chunks)
+        for chunk in chunks:
+            chunk.train(training)
+            if not training:
+                chunk.requires_grad_(False)
+        return model
+
     def is_adapter(self, name: str) -> bool:
         """Return whether a parameter, by its name in the model, is an adapter; checkpoints hold only adapters."""
         return ".adapter." in name

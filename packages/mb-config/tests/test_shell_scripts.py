@@ -215,6 +215,11 @@ def test_programs_that_train_no_model_of_this_project(program, reason):
         read_words(f"torchrun {program} --lr 1 --num-layers 2")
 
 
+@pytest.mark.parametrize("program", ["finetune.py", "src/export.py", "pretrain_lab.py"])
+def test_programs_of_the_user_pass(program):
+    assert read_words(f"torchrun {program} --lr 1").words == ("--lr", "1")
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [

@@ -22,7 +22,7 @@ _OTHER = {
         "converts checkpoints; mb import-hf and mb ckpt do so"
     ),
     r"(.*/)?tasks/.*\.py": "evaluates a model on a task; mb lm-eval does so",
-    r"(.*/)?(prune|quantize|export|mmlu|validate|finetune|convert_model|offline_feature_extract)\.py": _MODEL_OPT,
+    r".*modelopt/\w+\.py": _MODEL_OPT,
 }
 """Expression for the path of a program -> what it does instead."""
 

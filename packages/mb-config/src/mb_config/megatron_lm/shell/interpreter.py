@@ -333,9 +333,6 @@ class _Shell:
     def started(self, words: list[str], own: Mapping[str, str]) -> bool | None:
         if words[0] in self.functions and self.depth < _DEPTH:
             return self.call(self.functions[words[0]], words[1:])
-        if words[0].startswith("-") and self.found.commands and "--" in words[0]:
-            last = self.found.commands.pop()  # flags on lines of their own, without a backslash
-            words = [*last.words, *words]
         self.found.commands.append(
             StartedCommand(words=tuple(words), environment={**self.environment(), **own})
         )

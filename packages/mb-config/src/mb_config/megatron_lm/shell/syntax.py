@@ -108,7 +108,7 @@ def parse_script(text: str) -> list[Statement]:
         MegatronFlagError: A quotation or a parenthesis is not closed, or the text is not a script of this grammar.
     """
     reader = _Reader(text.replace("\r\n", "\n"))
-    statements = reader.statements(())
+    statements = reader.statements()
     if reader.position < len(reader.text):
         line = reader.text.count("\n", 0, reader.position) + 1
         raise MegatronFlagError(f"line {line}: unexpected {reader.peek_word()!r}. The script cannot be read.")
@@ -159,15 +159,13 @@ class _Reader:
         self.text, self.position = text, 0
         self.open_documents: list[tuple[SimpleCommand, str, bool, bool]] = []
 
-    def statements(self, end: tuple[str, ...]) -> list[Statement]:
-        """Read statements up to one of the words, which is not read."""
+    def statements(self) -> list[Statement]:
+        """Read statements up to the end of a compound command, which is not read."""
         found: list[Statement] = []
         while True:
             self.skip_separators()
             word = self.peek_word()
-            if word is None or word in end:
-                return found
-            if word in _CLOSING:
+            if word is None or word in _CLOSING:
                 return found
             found.append(self.and_or())
 
@@ -304,12 +302,12 @@ class _Reader:
         branches, otherwise, keyword = [], [], "if"
         while keyword in ("if", "elif"):
             self.take_word(keyword)
-            condition = self.statements(("then",))
+            condition = self.statements()
             self.expect("then")
-            branches.append((condition, self.statements(("elif", "else", "fi"))))
+            branches.append((condition, self.statements()))
             keyword = self.peek_word() or "fi"
         if self.take_word("else"):
-            otherwise = self.statements(("fi",))
+            otherwise = self.statements()
         self.expect("fi")
         return If(branches=branches, otherwise=otherwise)
 
@@ -334,7 +332,7 @@ class _Reader:
                     break
             if self.take(r"\)") is None:
                 break
-            arms.append((patterns, self.statements((";;", "esac"))))
+            arms.append((patterns, self.statements()))
             self.take(r";;&?|;&")
         self.expect("esac")
         return Case(word=word, arms=arms)
@@ -356,21 +354,21 @@ class _Reader:
                     self.skip_blanks()
         self.skip_separators()
         self.expect("do")
-        body = self.statements(("done",))
+        body = self.statements()
         self.expect("done")
         return For(name=name, words=words, body=body)
 
     def while_statement(self) -> While:
         until = not self.take_word("while") and self.take_word("until")
-        condition = self.statements(("do",))
+        condition = self.statements()
         self.expect("do")
-        body = self.statements(("done",))
+        body = self.statements()
         self.expect("done")
         return While(condition=condition, body=body, until=until)
 
     def group(self, end: str) -> Group:
         self.position += 1
-        body = self.statements((end,))
+        body = self.statements()
         self.expect(end)
         return Group(body=body)
 

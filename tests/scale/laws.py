@@ -1,4 +1,4 @@
-"""Store traffic of a run with many simulated ranks, as counts: the ranks are the real classes, without threads.
+"""Traffic of a run with many simulated ranks, as counts: the ranks are the real classes, without threads.
 
 Prints the table for any number of ranks:
 
@@ -7,12 +7,19 @@ Prints the table for any number of ranks:
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from counting_store import CountingStore
 
+from mb_checkpoint.formats.manifest import FileEntry, Manifest, files_of_rank
+from mb_checkpoint.save.commit import fsync_and_write_manifest
 from mb_checkpoint.save.commit_barrier import CommitBarrier
+from mb_checkpoint.storage.checkpoints import upload_checkpoint, upload_share
+from mb_checkpoint.storage.owner import claim_storage
+from mb_checkpoint.storage.uploader import Destination, StorageUploader, UploadRanks
 from mb_resilience import HangReporter, StopRequests
 from mb_resilience.hangs.collective_records import GroupCollectives
 
@@ -133,6 +140,123 @@ def of_save(world_size: int, *, steps: int = 100) -> dict[str, Traffic]:
     return found
 
 
+def saved_by(world_size: int) -> Manifest:
+    """Return the manifest of a save in which each rank wrote two files of slightly different sizes."""
+    files = [
+        FileEntry(name=f"__{rank}_{number}.distcp", size=900 + rank % 200, checksum="xxh3_128:0")
+        for rank in range(world_size)
+        for number in range(2)
+    ]
+    small = FileEntry(name="train_state.pt", size=100, checksum="xxh3_128:0")
+    return Manifest(step=1, files=(*files, small), layout={"world_size": world_size})
+
+
+def of_load(world_size: int) -> dict[str, Traffic]:
+    """Return how many files all ranks verify, those of other ranks among them, and the most bytes of one rank."""
+    manifest = saved_by(world_size)
+    shares = [files_of_rank(manifest, rank=rank, world_size=world_size) for rank in range(world_size)]
+    foreign = [
+        entry
+        for rank, share in enumerate(shares)
+        for entry in share
+        if not entry.name.startswith((f"__{rank}_", "train_state"))
+    ]
+    read = [sum(entry.size for entry in share) for share in shares]
+    return {
+        "load, files verified": Traffic(sum(map(len, shares)), 0, sum(read)),
+        "load, files that another rank wrote": Traffic(len(foreign), 0, sum(e.size for e in foreign)),
+        "load, the rank with the most bytes": Traffic(0, 0, max(read)),
+    }
+
+
+class CountingStorage:
+    """Storage in memory that counts requests and the bytes sent and read."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.requests = self.bytes = 0
+
+    def put(self, source: Path, name: str) -> None:
+        """Store a file."""
+        self.files[name] = source.read_bytes()
+        self._count(self.files[name])
+
+    def read(self, name: str) -> Iterator[bytes] | None:
+        """Return a file in one chunk."""
+        content = self.files.get(name)
+        self._count(content or b"")
+        return None if content is None else iter([content])
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the sizes of all files."""
+        self._count(b"")
+        return {name: len(content) for name, content in self.files.items() if name.startswith(prefix)}
+
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+        self._count(b"")
+        del self.files[name]
+
+    def _count(self, content: bytes) -> None:
+        self.requests += 1
+        self.bytes += len(content)
+
+    def counted(self) -> Traffic:
+        """Return the traffic since the last call."""
+        found = Traffic(self.requests, 0, self.bytes)
+        self.requests = self.bytes = 0
+        return found
+
+
+def of_copy(world_size: int) -> dict[str, Traffic]:
+    """Return the traffic of a copy to a storage: in the store of the ranks, of one rank, and of rank 0 at the end."""
+    store, storage = CountingStore(), CountingStorage()
+    with TemporaryDirectory() as folder:
+        checkpoint = Path(folder, "iter_0000001")
+        checkpoint.mkdir()
+        for rank in range(world_size):
+            (checkpoint / f"__{rank}_0.distcp").write_bytes(bytes(1000))
+        facts = Manifest(step=1, files=(), layout={"world_size": world_size})
+        fsync_and_write_manifest(checkpoint, facts)
+        owner = claim_storage(storage, Path(folder), name="storage")
+        uploaders = [
+            StorageUploader(
+                Destination(address="", owner=owner),
+                log=lambda line: None,
+                ranks=UploadRanks(store=store, rank=rank, world_size=world_size, name="upload/a"),
+            )
+            for rank in range(world_size)
+        ]
+        by_rank: list[Traffic] = []
+
+        def run(rank: int, part: dict[str, Any]) -> dict[str, Any]:
+            """Copy as the process of a rank does; the other ranks act once rank 0 has decided."""
+            if "shared" in part:
+                done = upload_checkpoint(checkpoint, storage, owner=owner, shared=part["shared"])
+                return {
+                    "folder": done.folder,
+                    "total_bytes": done.total_bytes,
+                    "copied_bytes": done.copied_bytes,
+                }
+            upload_share(checkpoint, storage, owner=owner, rank=rank, world_size=world_size, read_back=True)
+            by_rank.append(storage.counted())
+            for other in uploaders[1:] if rank == 0 else ():
+                other._help(checkpoint, 1, other._ranks)  # type: ignore[arg-type]
+            return {}
+
+        for rank, uploader in enumerate(uploaders):
+            uploader._run = lambda part, _, rank=rank: run(rank, part)  # type: ignore[assignment,misc]
+        storage.counted()
+        uploaders[0]._copy_with_others(checkpoint, 1, uploaders[0]._ranks)  # type: ignore[arg-type]
+        manifest_bytes = (checkpoint / "manifest.json").stat().st_size
+        end = storage.counted()
+    return {
+        "copy, store of the ranks": traffic(store),
+        "copy, the rank with the most": max(by_rank, key=lambda each: each.bytes),
+        "copy, rank 0 at the end, without the manifest": Traffic(end.messages, 0, end.bytes - manifest_bytes),
+    }
+
+
 def groups_of(rank: int, world_size: int) -> tuple[GroupCollectives, ...]:
     """Return collectives of a rank in groups as Megatron forms them: the world, TP 8, DP, CP with DP, PP 2."""
     members = {
@@ -205,7 +329,13 @@ def is_investigating(reporter: HangReporter) -> bool:
     return investigation is not None and investigation.gi_frame is not None
 
 
-LAWS: tuple[Callable[[int], dict[str, Traffic]], ...] = (of_steps, of_save, lambda n: of_hang(n)[0])
+LAWS: tuple[Callable[[int], dict[str, Traffic]], ...] = (
+    of_steps,
+    of_save,
+    of_load,
+    of_copy,
+    lambda n: of_hang(n)[0],
+)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from laws import Traffic, of_hang, of_save, of_steps
+from laws import Traffic, of_copy, of_hang, of_load, of_save, of_steps, saved_by
 
 RANKS = [16, 64, 256]
 
@@ -36,6 +36,27 @@ def test_a_save_in_flight_is_read_at_few_of_its_steps(ranks):
     assert found["save, reports of all ranks"].messages == ranks
     assert found["save, reports read by rank 0"].messages == 4
     assert found["save, one poll of all ranks that wait"].messages <= ranks + 1
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_each_file_is_verified_once_by_the_rank_that_wrote_it(ranks):
+    found, manifest = of_load(ranks), saved_by(ranks)
+    stored = sum(entry.size for entry in manifest.files)
+    assert found["load, files verified"] == Traffic(len(manifest.files), 0, stored)
+    assert found["load, files that another rank wrote"] == Traffic(0, 0, 0)
+    assert found["load, the rank with the most bytes"].bytes < 1.2 * stored / ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_copy_to_a_storage_sends_the_same_bytes_from_each_rank(ranks):
+    found = of_copy(ranks)
+    # rank 0 sets a decision, which each other rank looks for and gets; all add 1 to a counter, which rank 0 reads
+    assert found["copy, store of the ranks"].messages == 1 + 2 * (ranks - 1) + ranks + 4
+    # the owner, and for each of its files: is it there, it is sent, it is read back
+    assert found["copy, the rank with the most"].messages == 1 + 3
+    assert found["copy, the rank with the most"].bytes < 2 * 1000 + 300
+    at_end = found["copy, rank 0 at the end, without the manifest"]
+    assert (at_end.messages < 10, at_end.bytes < 500) == (True, True)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -189,7 +189,12 @@ def test_all_fields_of_a_small_plan():
         },
         "flops_per_token": {"total": sum(flops.values()), **flops},
         "flops_per_step": sum(flops.values()) * 128 * 8192,
-        "overhead_bytes": {"cuda": 640 * 2**20, "nccl": 2 * 256 * 2**20, "fragmentation": 1_827_038_822},
+        "overhead_bytes": {
+            "cuda": 640 * 2**20,
+            "nccl": 2 * 256 * 2**20,
+            "fragmentation": 1_827_038_822,
+            "graphs": 0,
+        },
         "num_microbatches": 8,
         "data_parallel_size": 16,
         "bubble_fraction": 3 / 11,

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mb_plan import make_plan
 from mb_plan.memory.activations import (
     Microbatch,
     chunk_bytes,
@@ -283,3 +284,72 @@ def test_dtypes_by_name():
         1,
         1,
     ]
+
+
+SIZES = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_hidden_size": 256,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+}
+LINEAR_WEIGHTS = 2 * (4 * 64 * 64 + 2 * 64 * 256)
+
+
+def weights_of(fields):
+    return make_plan({"model": {**SIZES, **BF16, **fields}}).peak.rank_bytes.weights
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 2),
+        ({"fp8": "hybrid"}, 4),
+        ({"fp8": "hybrid", "fp8_param": True}, 2),
+        ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, 2 + 2 * 33 / 32),
+        ({"fp4": "e2m1", "fp4_param": True}, 2 * 9 / 16),
+    ],
+)
+def test_a_quantized_weight_has_a_copy_by_rows_and_one_by_columns(fields, size):
+    """Transformer Engine keeps both, 33 bytes for 32 values of MXFP8 and 9 for 16 of NVFP4."""
+    store = parameter_storage({**BF16, **fields}, optimizer=None, ddp=None)
+    assert (store.weights, store.linear_weights) == (2, size)
+    assert weights_of(fields) - weights_of({}) == pytest.approx((size - 2) * LINEAR_WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameters"),
+    [
+        ({}, 0),
+        ({"cuda_graph_impl": "transformer_engine"}, LINEAR_WEIGHTS),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn"]}, 2 * 4 * 64 * 64),
+        ({"cuda_graph_impl": "transformer_engine", "gradient_accumulation_fusion": True}, 0),
+        ({"cuda_graph_impl": "full_iteration"}, 0),
+    ],
+)
+def test_graphs_of_modules_keep_the_gradients_of_their_weights(fields, parameters):
+    assert make_plan({"model": {**SIZES, **BF16, **fields}}).overhead.graphs == 2 * parameters
+
+
+def test_graphs_of_layers_need_what_an_h200_measured():
+    """1.36 billion parameters in the shape of Llama, 4 x 2 sequences: 37.1 GiB, and 21.3 of GPT-2 with 355 million."""
+    common = {**BF16, "bias_activation_fusion": True, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    common |= {"cuda_graph_impl": "transformer_engine", "num_layers": 24, "num_attention_heads": 16}
+    llama = {"hidden_size": 2048, "ffn_hidden_size": 5632, "vocab_size": 32_000, "gated_linear_unit": True}
+    llama |= {"normalization": "RMSNorm", "add_bias_linear": False, "position_embedding_type": "rope"}
+    gpt = {"hidden_size": 1024, "vocab_size": 50_304, "max_position_embeddings": 1024}
+    gpt |= {"share_embeddings_and_output_weights": True, "position_embedding_type": "learned_absolute"}
+    llama["share_embeddings_and_output_weights"] = False
+    for shape, size, length, measured in ((llama, 2, 4096, 37.1), (gpt, 16, 1024, 21.3)):
+        sections = {
+            "model": {**common, **shape},
+            "train": {"micro_batch_size": size, "global_batch_size": 4 * size},
+            "dataset": {"seq_length": length},
+            "optimizer": {"bf16": True, "use_precision_aware_optimizer": True},
+            "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True},
+        }
+        plan = make_plan(sections, world_size=1)
+        allocated = (plan.peak.rank_bytes.total + plan.overhead.graphs) / 2**30
+        assert allocated == pytest.approx(measured, rel=0.04)

@@ -150,6 +150,7 @@ def _fit(plan: ResourcePlan, gpu: str) -> str:
     return (
         f"{verdict}: {GIB(need)} of the {GIB(limit)} GiB of {gpu} ({need / limit:.0%}), of which an estimated "
         f"{GIB(more.cuda)} for CUDA, {GIB(more.nccl)} for NCCL and {GIB(more.fragmentation)} for fragmentation"
+        + (f", {GIB(more.graphs)} for gradients in CUDA graphs" if more.graphs else "")
     )
 
 

@@ -28,15 +28,21 @@ class Overhead:
     cuda: int
     nccl: int
     fragmentation: int
+    graphs: int = 0
+    """Gradients of weights that CUDA graphs of modules keep."""
 
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        return self.cuda + self.nccl + self.fragmentation
+        return self.cuda + self.nccl + self.fragmentation + self.graphs
 
 
 def estimate_overhead(
-    sections: Mapping[str, object], *, data_parallel: int | None, activations: int | None
+    sections: Mapping[str, object],
+    *,
+    data_parallel: int | None,
+    activations: int | None,
+    graph_gradients: int = 0,
 ) -> Overhead:
     """Estimate the overhead of the rank with the most memory.
 
@@ -44,6 +50,7 @@ def estimate_overhead(
         sections: "model", and "env_vars" with the settings of the allocator.
         data_parallel: Number of replicas, if known.
         activations: Bytes of the activations, if counted.
+        graph_gradients: Bytes of the gradients that CUDA graphs of modules keep.
     """
     model, variables = sections["model"], sections.get("env_vars")
     sizes = [read_field(model, f"{name}_model_parallel_size") or 1 for name in _GROUPS]
@@ -53,7 +60,10 @@ def estimate_overhead(
     )
     share = FRAGMENTED_EXPANDABLE if _expandable_segments(known) else FRAGMENTED
     return Overhead(
-        cuda=CUDA_BYTES, nccl=groups * NCCL_BYTES, fragmentation=round(share * (activations or 0))
+        cuda=CUDA_BYTES,
+        nccl=groups * NCCL_BYTES,
+        fragmentation=round(share * (activations or 0)),
+        graphs=graph_gradients,
     )
 
 

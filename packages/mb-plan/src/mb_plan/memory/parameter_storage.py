@@ -19,6 +19,8 @@ class ParameterStorage:
     """Bytes per parameter, and the sharding over the ranks that hold replicas."""
 
     weights: int
+    linear_weights: float
+    """Of a weight of a linear layer in the layers, with its copies in FP8 or FP4."""
     gradients: int
     optimizer: float | None
     """Master weight and moments on the device; None: not counted for this optimizer."""
@@ -83,6 +85,7 @@ def parameter_storage(
     outer = fsdp and read_field(ddp, "outer_dp_sharding_strategy", "no_shard") == "optim"
     return ParameterStorage(
         weights=weights,
+        linear_weights=_linear_bytes(model, weights),
         gradients=_gradient_bytes(weights, ddp, fsdp=fsdp),
         optimizer=None if state is None else state * (1 - offloaded),
         host=0 if state is None else state * offloaded,
@@ -96,12 +99,26 @@ def parameter_storage(
     )
 
 
+def _linear_bytes(model: object, weights: int) -> float:
+    """Return the bytes of a weight that Transformer Engine quantizes: one copy by rows, and one by columns.
+
+    They are kept over the microbatches, in addition to the weight unless they are the primary weights (`fp8_param`,
+    `fp4_param`). 32 values of MXFP8 and 16 of NVFP4 share a scaling factor of one byte.
+    """
+    if read_field(model, "fp4"):
+        copies, primary = 2 * (1 / 2 + 1 / 16), read_field(model, "fp4_param", False)
+    elif read_field(model, "fp8"):
+        blocks = 1 / 32 if read_field(model, "fp8_recipe") == "mxfp8" else 0.0
+        copies, primary = 2 * (1 + blocks), read_field(model, "fp8_param", False)
+    else:
+        return weights
+    return copies if primary else weights + copies
+
+
 def _format_notes(model: object) -> tuple[str, ...]:
     if not (read_field(model, "fp8") or read_field(model, "fp4")):
         return ()
-    return (
-        "8- and 4-bit formats: weights and activations are counted with 2 bytes, quantized copies are not counted",
-    )
+    return ("8- and 4-bit formats: activations are counted with 2 bytes",)
 
 
 def _fsdp_main_bytes(ddp: object) -> int:

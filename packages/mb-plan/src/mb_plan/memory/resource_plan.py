@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -17,7 +17,7 @@ from mb_plan.memory.pipeline_schedule import PipelineSchedule, batch_sizes, coun
 from mb_plan.memory.stage_activations import stage_activations
 from mb_plan.memory.vision_encoder import ModuleLayout, module_layout, vision_parts
 from mb_plan.shape.adapters import Adapters, read_adapters
-from mb_plan.shape.fields import read_field
+from mb_plan.shape.fields import read_field, read_graphs
 from mb_plan.shape.flops import flops_per_token
 from mb_plan.shape.model_shape import ModelShape, read_shape
 from mb_plan.shape.size_limits import MAX_STAGES, reject_more_than
@@ -181,6 +181,7 @@ class ResourcePlan:
                 "cuda": self.overhead.cuda,
                 "nccl": self.overhead.nccl,
                 "fragmentation": self.overhead.fragmentation,
+                "graphs": self.overhead.graphs,
             },
             "num_microbatches": self.num_microbatches,
             "data_parallel_size": self.data_parallel_size,
@@ -237,7 +238,12 @@ def make_plan(
     once = add_parts(chunk_parts(_undivided(chunks, shape), shape), vision_parts(shape))
     parts = {name: count.all_ranks for name, count in once.items()}
     pipeline = schedule if len(counts) == shape.pp else None
-    stages = _stages(layers, counts, added, held, store, over)
+    linear = [ParameterCount()] * len(counts)
+    if (
+        store.linear_weights != store.weights
+    ):  # an image encoder, on ranks of its own the first, is not quantized
+        linear[len(counts) - shape.pp :] = [_linear_count(chunks, shape, at) for at in range(shape.pp)]
+    stages = _stages(layers, counts, added, held, store, over, linear)
     trained = sum(parts.values()) if added is None else sum(count.all_ranks for count in added)
     kept = [stage.rank_bytes.activations or 0 for stage in stages]
     return ResourcePlan(
@@ -248,7 +254,12 @@ def make_plan(
         parts=parts,
         stages=stages,
         shape=shape,
-        overhead=estimate_overhead(sections, data_parallel=data_parallel, activations=max(kept)),
+        overhead=estimate_overhead(
+            sections,
+            data_parallel=data_parallel,
+            activations=max(kept),
+            graph_gradients=_graph_gradients(model, chunks, shape, store),
+        ),
         world_size=world,
         data_parallel_size=data_parallel,
         num_microbatches=microbatches,
@@ -320,6 +331,38 @@ def _stage_count(chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int) 
     return total(add_parts(*here))
 
 
+LINEAR = ("attention", "mlp", "experts", "shared_experts", "mamba")
+"""Parts whose weights are those of linear layers that may be in FP8; their norms and biases are few."""
+
+
+_GRAPH_PARTS = {"attn": ("attention",), "mlp": ("mlp",), "mamba": ("mamba",)}
+"""Module of `cuda_graph_modules` to its parts; "moe" has weights whose gradients are computed outside."""
+
+
+def _linear_count(
+    chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int, names: Collection[str] = LINEAR
+) -> ParameterCount:
+    """Return the weights of the linear layers of a stage, without the embedding and the output layer."""
+    parts = add_parts(*(chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage))
+    return sum((count for name, count in parts.items() if name in names), ParameterCount())
+
+
+def _graph_gradients(
+    model: object, chunks: tuple[ModelChunk, ...], shape: ModelShape, store: ParameterStorage
+) -> int:
+    """Return the bytes of the gradients of weights that graphs of modules write, on the rank with the most.
+
+    Each graph has its outputs to itself, also between its replays. With `gradient_accumulation_fusion` they are added
+    to the buffer of gradients in the product's kernel.
+    """
+    graphs = read_graphs(model)
+    if not graphs or graphs == "step" or read_field(model, "gradient_accumulation_fusion", False):
+        return 0
+    names = {name for module in graphs for name in _GRAPH_PARTS.get(module, ())}
+    most = max(_linear_count(chunks, shape, stage, names).rank for stage in range(shape.pp))
+    return most * store.weights
+
+
 def _layers(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> list[int]:
     """Return the layers of each stage, including those of a T5 encoder."""
     return [
@@ -335,6 +378,7 @@ def _stages(
     held: list[int | None],
     store: ParameterStorage,
     over: _ShardRanks,
+    linear: list[ParameterCount],
 ) -> tuple[StagePlan, ...]:
     trained: Sequence[ParameterCount | None] = added or [None] * len(counts)
     return tuple(
@@ -342,9 +386,9 @@ def _stages(
             layers=own,
             parameters=count.all_ranks,
             rank_parameters=count.rank,
-            rank_bytes=_rank_bytes(count, adapted, store, over, kept),
+            rank_bytes=_rank_bytes(count, adapted, store, over, kept, linear=quantized),
         )
-        for own, count, adapted, kept in zip(layers, counts, trained, held, strict=True)
+        for own, count, adapted, kept, quantized in zip(layers, counts, trained, held, linear, strict=True)
     )
 
 
@@ -417,6 +461,8 @@ def _rank_bytes(
     store: ParameterStorage,
     over: _ShardRanks,
     held: int | None,
+    *,
+    linear: ParameterCount,
 ) -> RankBytes:
     """Return the bytes of a rank. With adapters, only these have gradients and a state in the optimizer."""
 
@@ -426,8 +472,9 @@ def _rank_bytes(
 
     known = store.optimizer is not None and over.optimizer is not None
     trained = count if adapters is None else adapters
+    weights = size(count if adapters is None else count + adapters, store.weights, over.weights)
     return RankBytes(
-        weights=size(count if adapters is None else count + adapters, store.weights, over.weights),
+        weights=weights + size(linear, store.linear_weights - store.weights, over.weights),
         gradients=size(trained, store.gradients, over.gradients),
         optimizer=size(trained, store.optimizer or 0, over.optimizer) if known else None,
         activations=held,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 _ABSENT = object()
+Graphs = Literal["step"] | tuple[str, ...]
+"""CUDA graphs: of the whole step, or of modules of a layer, with Megatron's names; empty: none."""
+MODULES = ("attn", "mamba", "mlp", "moe")
+"""Modules in graphs of whole layers."""
 
 
 def read_field(section: object, name: str, default: Any = None) -> Any:
@@ -29,3 +33,13 @@ def as_word(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return str(value.name if isinstance(value, Enum) else getattr(value, "__name__", value))
+
+
+def read_graphs(model: object) -> Graphs:
+    """Return what of a model is in CUDA graphs; Megatron takes whole layers if no modules are named."""
+    impl = as_word(read_field(model, "cuda_graph_impl")) or "none"
+    modules = read_field(model, "cuda_graph_modules") or read_field(model, "cuda_graph_scope") or ()
+    names = tuple(str(as_word(name)) for name in ([modules] if isinstance(modules, str) else modules))
+    if impl == "full_iteration" or "full_iteration" in names:
+        return "step"
+    return () if impl == "none" else MODULES if names in ((), ("full",)) else names

@@ -36,8 +36,8 @@ def fitting_changes(
     """Yield changes with which a run fits a GPU: the fewest first, of equally many those with the fastest step.
 
     What is changed, one value of each: recomputation of modules or of all layers, the micro-batch size, the parallel
-    sizes, and the distributed optimizer; then also the place of the optimizer state. The rules of a configuration are
-    not applied: the caller checks what it proposes. Recomputation of single modules is not in the predicted time.
+    sizes, primary weights in FP8, and the distributed optimizer; then also the place of the optimizer state. The rules
+    of a configuration are not applied: the caller checks what it proposes.
 
     Args:
         sections: Sections of the run, as for `make_plan`; they are not modified.
@@ -93,6 +93,8 @@ def _choices(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) ->
             for ep in (2 * shape.ep, 4 * shape.ep)
             if experts % ep == 0
         ]
+    if read_field(model, "fp8") and not read_field(model, "fp8_param", False):
+        yield [{"model.fp8_param": True, "ddp.fp8_param_gather": True}]
     if not read_field(sections.get("ddp"), "use_distributed_optimizer", False):
         yield [{"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True}]
 

@@ -60,7 +60,10 @@ class RunDescription:
         tp = (
             split.get("tensor_model_parallel_size", read_field(self.model, "tensor_model_parallel_size")) or 1
         )
-        formats = {"fp8": {"fp8": "hybrid"}, "fp4": {"fp4": "e2m1"}}.get(self.precision, {})
+        formats = {
+            "fp8": {"fp8": "hybrid", "fp8_param": True},
+            "fp4": {"fp4": "e2m1", "fp4_param": True},
+        }.get(self.precision, {})
         model = {**_FUSED, "sequence_parallel": tp > 1, **self.model, **split}
         tokens_per_step = self.global_batch_size * self.seq_length
         return {

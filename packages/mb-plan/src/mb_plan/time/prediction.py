@@ -9,20 +9,18 @@ from typing import Any, Literal
 from mb_plan.errors import PlanError
 from mb_plan.memory.activations import SELECTIVE_DEFAULT
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
-from mb_plan.shape.fields import as_word, read_field
+from mb_plan.shape.fields import read_field, read_graphs
 from mb_plan.shape.model_shape import ModelShape
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_plan.time.step import (
     TERMS,
     Dispatcher,
-    Graphs,
     StepSettings,
     StepTerms,
     coefficients_of,
     fitted,
     step_terms,
 )
-from mb_plan.time.work import CAPTURED
 
 SECONDS_PER_DAY = 86_400
 PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
@@ -177,7 +175,7 @@ def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> S
         micro_batch_size=read_field(sections.get("train"), "micro_batch_size") or 1,
         microbatches=plan.num_microbatches,
         replicas=plan.data_parallel_size,
-        graphs=_graphs(model),
+        graphs=read_graphs(model),
         dispatcher=_dispatcher(model),
         bf16_layers=_bf16_layers(model),
         fused_experts=bool(read_field(model, "use_transformer_engine_op_fuser", False)),
@@ -185,16 +183,6 @@ def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> S
         frozen=sections.get("peft") is not None,
         recomputed=_recomputed(model),
     )
-
-
-def _graphs(model: Any) -> Graphs:
-    """Return the modules in CUDA graphs; Megatron takes all of a layer if none are named."""
-    impl = as_word(read_field(model, "cuda_graph_impl")) or "none"
-    modules = read_field(model, "cuda_graph_modules") or read_field(model, "cuda_graph_scope") or ()
-    names = tuple(str(as_word(name)) for name in ([modules] if isinstance(modules, str) else modules))
-    if impl == "full_iteration" or "full_iteration" in names:
-        return "step"
-    return () if impl == "none" else names or tuple(CAPTURED)
 
 
 def _dispatcher(model: Any) -> Dispatcher:

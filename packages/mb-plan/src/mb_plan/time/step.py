@@ -13,12 +13,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from mb_plan.shape.fields import Graphs
 from mb_plan.shape.model_shape import ModelShape
 from mb_plan.time.gpus import GpuSpeed
 from mb_plan.time.work import BYTES, Batch, Work, model_work
 
-Graphs = Literal["step"] | tuple[str, ...]
-"""CUDA graphs: of the whole step, or of modules of a layer, with Megatron's names; empty: none."""
 Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 """How tokens are sent to experts."""
 

@@ -36,7 +36,7 @@ def test_json_has_every_figure():
         "flops_per_step": found["flops_per_token"]["total"] * 8 * 256,
         "num_microbatches": 4,
         "data_parallel_size": 2,
-        "overhead_bytes": ["cuda", "nccl", "fragmentation"],
+        "overhead_bytes": ["cuda", "nccl", "fragmentation", "graphs"],
         "bubble_fraction": 0.0,
         "checkpoint_bytes": 12 * found["parameters"]["total"],
         "gpu": None,

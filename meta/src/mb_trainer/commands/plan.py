@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from mb_config import ConfigError, smallest_world
@@ -88,7 +87,7 @@ def plan(
     return FAILURE if result.errors or fits is False else DONE
 
 
-MOST_PROPOSALS = 12
+MOST_PROPOSALS = 5
 """Changes that are checked by the rules, each of which takes about 0.2 s."""
 
 
@@ -101,11 +100,18 @@ def _accepted_change(
     proposals = fitting_changes(
         config.sections(), planned, gpu=target.gpu or "", vocab_size=embedding_rows(config)
     )
-    for proposal in islice(proposals, MOST_PROPOSALS):
+    rejected: list[set[str]] = []
+    for proposal in proposals:
+        settings = set(proposal.settings)
+        if any(known <= settings for known in rejected):  # what a rule rejects, it rejects with further changes
+            continue
         changed = replace(given, arguments=[*given.arguments, *proposal.settings])
         result = examine_request(changed, target=replace(target, world_size=planned.world_size)).result
         if result.resolved and not result.errors:
             return proposal
+        rejected.append(settings)
+        if len(rejected) == MOST_PROPOSALS:
+            return None
     return None
 
 

@@ -61,7 +61,7 @@ class SweptPoint:
         """Why the point cannot run; empty if it can."""
         if self.rejected:
             return f"rejected as resolved: {' '.join(self.rejected)}"
-        return f"does not fit {self.gpu}" if self.fits is False else ""
+        return "does not fit" if self.fits is False else ""
 
     @property
     def statistics(self) -> dict[str, float | None]:

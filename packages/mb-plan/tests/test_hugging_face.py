@@ -14,10 +14,44 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
     "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "tie_word_embeddings": False,
 }  # fmt: skip
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "num_hidden_layers": 52,
+    "hidden_size": 4096,
+    "intermediate_size": 21_504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "vocab_size": 131_072,
+}
+NEMOTRON_3_NANO = {
+    **NEMOTRON_H,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "hidden_size": 2688,
+    "intermediate_size": 1856,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 64,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "n_shared_experts": 1,
+    "moe_shared_expert_intermediate_size": 3712,
+}
 PUBLISHED = {
     "Llama 3.1 8B": (LLAMA, 8_030_261_248),
     "Llama 3.1 70B": (
-        {**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80},
+        {
+            **LLAMA,
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 80,
+        },
         70_553_706_496,
     ),
     "Llama 3.1 405B": (
@@ -35,71 +69,132 @@ PUBLISHED = {
         7_241_732_096,
     ),
     "Mixtral 8x7B": (
-        {**LLAMA, "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
+        {
+            **LLAMA,
+            "model_type": "mixtral",
+            "vocab_size": 32000,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
         46_702_792_704,
     ),
     "Qwen2.5 7B": (
         {
-            "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
-            "num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 152064, "tie_word_embeddings": False,
+            "model_type": "qwen2",
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 28,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
         },
         7_615_616_512,
     ),
     "Qwen3 8B": (
         {
-            "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36, "vocab_size": 151936,
+            "model_type": "qwen3",
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_hidden_layers": 36,
+            "vocab_size": 151936,
             "tie_word_embeddings": False,
         },
         8_190_735_360,
     ),
     "Qwen3 30B-A3B": (
         {
-            "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
-            "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48, "vocab_size": 151936,
-            "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_hidden_layers": 48,
+            "vocab_size": 151936,
+            "tie_word_embeddings": False,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
         },
         30_532_122_624,
     ),
     "GPT-2": (
         {
-            "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+            "model_type": "gpt2",
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
             "vocab_size": 50257,
         },
         124_439_808,
     ),
     "gpt-oss 120B": (
         {
-            "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
-            "num_key_value_heads": 8, "head_dim": 64, "num_hidden_layers": 36, "vocab_size": 201088,
-            "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "tie_word_embeddings": False,
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_hidden_layers": 36,
+            "vocab_size": 201088,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "tie_word_embeddings": False,
         },
         116_829_156_672,
     ),
     "Gemma 2 9B": (
         {
-            "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "head_dim": 256, "num_hidden_layers": 42, "vocab_size": 256000,
+            "model_type": "gemma2",
+            "hidden_size": 3584,
+            "intermediate_size": 14336,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "num_hidden_layers": 42,
+            "vocab_size": 256000,
             "sliding_window": 4096,
         },
         9_241_705_984,
     ),
     "OLMo 2 7B": (
         {
-            "model_type": "olmo2", "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
-            "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 100352, "tie_word_embeddings": False,
+            "model_type": "olmo2",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "num_hidden_layers": 32,
+            "vocab_size": 100352,
+            "tie_word_embeddings": False,
         },
         7_298_617_344,
     ),
-}  # fmt: skip
-"""Name to what its config.json has of sizes, and the parameters that its page on Hugging Face reports."""
+    "Nemotron-H 8B": (NEMOTRON_H, 8_100_852_736),
+    "Nemotron 3 Nano 30B-A3B": (NEMOTRON_3_NANO, 31_577_937_344),
+}
+"""Name to what its config.json has of sizes, and the parameters that its page on Hugging Face reports; of the
+hybrids those of the model that transformers 5.24 builds."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_that_were_published(name):
     config, parameters = PUBLISHED[name]
     assert make_plan({"model": fields_of_config(config)}).parameters == parameters
+
+
+def test_the_table_of_the_documentation_has_them():
+    page = (Path(__file__).parents[3] / "meta" / "docs" / "packages" / "mb-plan.md").read_text()
+    assert all(f"| {name} | {parameters:,} |" in page for name, (_, parameters) in PUBLISHED.items())
 
 
 def test_experts_behind_projections_are_counted():
@@ -200,3 +295,14 @@ def test_other_files_are_refused(tmp_path, name, text, message):
 def test_a_model_by_its_sizes_has_the_parts_of_llama():
     sizes = model_of_sizes(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)
     assert make_plan({"model": sizes}).parameters == PUBLISHED["Llama 3.1 8B"][1]
+
+
+def test_a_hybrid_needs_the_pattern_of_its_layers():
+    config = {name: value for name, value in NEMOTRON_H.items() if name != "hybrid_override_pattern"}
+    with pytest.raises(ModelFileError, match="hybrid_override_pattern is None, and must name the layers"):
+        fields_of_config(config)
+
+
+def test_five_of_six_layers_of_a_gemma_3_have_a_window():
+    config = {**PUBLISHED["Gemma 2 9B"][0], "model_type": "gemma3_text", "sliding_window_pattern": 6}
+    assert fields_of_config(config)["window_attn_skip_freq"] == 6

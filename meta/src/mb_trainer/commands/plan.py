@@ -103,7 +103,9 @@ def _accepted_change(
     rejected: list[set[str]] = []
     for proposal in proposals:
         settings = set(proposal.settings)
-        if any(known <= settings for known in rejected):  # what a rule rejects, it rejects with further changes
+        if any(
+            known <= settings for known in rejected
+        ):  # what a rule rejects, it rejects with further changes
             continue
         changed = replace(given, arguments=[*given.arguments, *proposal.settings])
         result = examine_request(changed, target=replace(target, world_size=planned.world_size)).result

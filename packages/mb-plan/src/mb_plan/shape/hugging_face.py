@@ -88,11 +88,16 @@ def _window(config: Config) -> dict[str, Any]:
 
 
 def _alternating_window(config: Config) -> dict[str, Any]:
-    """Return the window of the layers that `layer_types` names, or of every second layer."""
+    """Return the window of the layers that `layer_types` names, or of all but every second or other one."""
     width, kinds = config.get("sliding_window"), config.get("layer_types")
     if not width:
         return {}
-    flags = 2 if kinds is None else [kind == "sliding_attention" for kind in kinds]
+    if kinds is None:
+        return {
+            "window_size": (width - 1, 0),
+            "window_attn_skip_freq": config.get("sliding_window_pattern") or 2,
+        }
+    flags = [kind == "sliding_attention" for kind in kinds]
     return {"window_size": (width - 1, 0), "window_attn_skip_freq": flags}
 
 
@@ -190,6 +195,32 @@ def _gemma3(config: Config) -> dict[str, Any]:
     return {**_gemma2(config), "qk_layernorm": True}
 
 
+def _nemotron_h(config: Config) -> dict[str, Any]:
+    experts, pattern = {}, config.get("hybrid_override_pattern")
+    if not isinstance(pattern, str):
+        raise ModelFileError(
+            f"config.json: hybrid_override_pattern is {pattern!r}, and must name the layers. Correct the file."
+        )
+    if "E" in pattern:
+        shared = (config.get("n_shared_experts") or 0) * (
+            config.get("moe_shared_expert_intermediate_size") or 0
+        )
+        experts = {
+            **_experts(config, "n_routed_experts", "moe_intermediate_size"),
+            "moe_shared_expert_intermediate_size": shared,
+        }
+    return {
+        "hybrid_layer_pattern": pattern,
+        "mamba_num_heads": _size(config, "mamba_num_heads"),
+        "mamba_head_dim": _size(config, "mamba_head_dim"),
+        "mamba_state_dim": _size(config, "ssm_state_size"),
+        "mamba_num_groups": _size(config, "n_groups"),
+        "gated_linear_unit": False,
+        "position_embedding_type": "none",
+        **experts,
+    }
+
+
 FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
@@ -200,6 +231,7 @@ FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
+    "nemotron_h": _nemotron_h,
     "olmo2": _olmo2,
     "phi3": _mistral,
     "qwen2": _qwen2,

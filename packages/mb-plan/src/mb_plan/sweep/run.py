@@ -33,7 +33,12 @@ TOKENS_PER_STEP = 2**22
 """Tokens of a step where no batch size is given: about those of Llama 3.1's first steps."""
 MICRO_BATCH = "micro_batch_size"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_FUSED = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "bias_activation_fusion": True}
+_FUSED = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "bias_activation_fusion": True,
+    "moe_token_dispatcher_type": "alltoall",
+}
 """Settings of current recipes, where a model file has none."""
 
 

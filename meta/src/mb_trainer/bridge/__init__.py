@@ -5,6 +5,7 @@ module of theirs is made when it is imported: `names.txt` lists where its names 
 The import of another name raises an error with its replacement, or with the reason why there is none (`missing.txt`).
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -32,10 +33,29 @@ def names() -> Mapping[str, Mapping[str, str]]:
         pairs = (name.partition("=") for name in listed.split())  # NAME=OTHER where the name differs here
         places = {name: f"{home}:{other or name}" for name, _, other in pairs}
         found.setdefault("" if module == "." else module, {}).update(places)
+    for module, recipes in _recipe_modules().items():
+        found.setdefault(module, {}).update(
+            (name, f"mb_trainer.bridge.recipe_table:{recipe}") for name, recipe in recipes.items()
+        )
     for module in [*found]:
         parts = module.split(".")
         for length in range(1, len(parts)):
             found.setdefault(".".join(parts[:length]), {})
+    return found
+
+
+def _recipe_modules() -> Mapping[str, Mapping[str, str]]:
+    """Return the recipes of recipes.json: module below `megatron.bridge` -> name -> name of the recipe.
+
+    A package has the recipes of its modules.
+    """
+    content = json.loads((_FOLDER / "recipes.json").read_text(encoding="utf-8"))
+    modules = {module: {name: name for name in entries} for module, entries in content["recipes"].items()}
+    found: dict[str, dict[str, str]] = {}
+    for module, listed in [*modules.items(), *content["aliases"].items()]:
+        parts = ["recipes", *module.split(".")]
+        for length in range(1, len(parts) + 1):
+            found.setdefault(".".join(parts[:length]), {}).update(listed)
     return found
 
 

@@ -170,7 +170,7 @@ class AutoBridge:
             values["mtp_num_layers"] = content.get("num_nextn_predict_layers") or None
         provider = kind(**values, hf_model_id=self.hf_model_id or None)
         if load_weights:
-            vars(provider)["_weights_folder"] = str(self._weights(hf_path))
+            provider.hf_weights = str(self._weights(hf_path))
         return provider
 
     def _weights(self, hf_path: str | Path | None = None) -> Path:

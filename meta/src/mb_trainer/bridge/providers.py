@@ -63,7 +63,19 @@ class ProviderDefaults:
 
 
 @dataclass(kw_only=True)
-class GPTModelProvider(ProviderDefaults, GPTModelConfig):
+class HuggingFaceSource:
+    """Where a section comes from."""
+
+    hf_model_id: str | None = None
+    """Name of the model that the architecture is that of; for information."""
+    hf_model_revision: str | None = None
+    """Revision of that model; for information."""
+    hf_weights: str | None = None
+    """Folder of weights that a run starts from, unless `checkpoint.pretrained_checkpoint` is set."""
+
+
+@dataclass(kw_only=True)
+class GPTModelProvider(ProviderDefaults, HuggingFaceSource, GPTModelConfig):
     """Section of a GPT."""
 
     fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = BUILT_BY_MEGATRON
@@ -77,10 +89,6 @@ class GPTModelProvider(ProviderDefaults, GPTModelConfig):
     masked_softmax_fusion: bool = True
     gradient_accumulation_fusion: bool = True
     rope_scaling_factor: float = 1.0
-    hf_model_id: str | None = None
-    """Name of the model that the architecture is that of; for information."""
-    hf_model_revision: str | None = None
-    """Revision of that model; for information."""
 
 
 @dataclass(kw_only=True)
@@ -91,7 +99,42 @@ class MLAModelProvider(GPTModelProvider):
 
 
 @dataclass(kw_only=True)
-class HybridModelProvider(ProviderDefaults, MambaModelConfig):
+class OlMoEModelProvider(GPTModelProvider):
+    """Section of OLMoE 7B."""
+
+    num_layers: int = 16
+    hidden_size: int = 2048
+    ffn_hidden_size: int | None = 1024
+    num_attention_heads: int = 16
+    num_query_groups: int | None = 16
+    kv_channels: int | None = 128
+    vocab_size: int | None = 50304
+    seq_length: int = 4096
+    normalization: Literal["LayerNorm", "RMSNorm"] = "RMSNorm"
+    activation_func: Literal["gelu", "silu", "relu", "squared_relu", "quick_gelu", "fast_gelu"] = "silu"
+    gated_linear_unit: bool = True
+    add_bias_linear: bool = False
+    share_embeddings_and_output_weights: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    qk_layernorm: bool = True
+    qk_layernorm_scope: Literal["head", "all_heads"] = "all_heads"
+    position_embedding_type: Literal["learned_absolute", "rope", "mrope", "yarn", "none"] = "rope"
+    num_moe_experts: int | None = 64
+    moe_ffn_hidden_size: int | None = 1024
+    moe_router_topk: int = 8
+    moe_router_pre_softmax: bool = True
+    moe_router_load_balancing_type: str | list[str] = "seq_aux_loss"
+    moe_router_dtype: Literal["fp32", "fp64"] | None = "fp32"
+    moe_aux_loss_coeff: float | list[float] = 1e-2
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_grouped_gemm: bool = True
+    moe_permute_fusion: bool = True
+    persist_layer_norm: bool = True
+
+
+@dataclass(kw_only=True)
+class HybridModelProvider(ProviderDefaults, HuggingFaceSource, MambaModelConfig):
     """Section of a hybrid."""
 
     fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = {
@@ -102,8 +145,6 @@ class HybridModelProvider(ProviderDefaults, MambaModelConfig):
         "hybrid_mlp_ratio": (0.0, "hybrid_layer_pattern names every layer"),
         "hybrid_override_pattern": (None, "hybrid_layer_pattern is its name"),
         "mamba_chunk_size": (128, "the scan's chunks are Megatron's"),
-        "keep_mtp_spec_in_bf16": (False, "the layers of further tokens have the precision of the others"),
-        "mtp_hybrid_override_pattern": (None, "hybrid_layer_pattern has it after a /"),
     }
     hidden_size: int = 0
     num_layers: int = 0
@@ -121,15 +162,24 @@ class HybridModelProvider(ProviderDefaults, MambaModelConfig):
     gradient_accumulation_fusion: bool = True
     bias_dropout_fusion: bool = True
     apply_rope_fusion: bool = True
-    hf_model_id: str | None = None
-    """Name of the model that the architecture is that of; for information."""
-    hf_model_revision: str | None = None
-    """Revision of that model; for information."""
+    mtp_hybrid_override_pattern: str | None = None
+    """Layers that predict a further token; moves to `hybrid_layer_pattern`, `mtp_num_layers` times, after a /."""
+    keep_mtp_spec_in_bf16: bool = False
+    """Without effect, as in Megatron-Bridge 0.6.2."""
 
     def __post_init__(self) -> None:
         """Count the layers of the pattern."""
         if not self.num_layers and self.hybrid_layer_pattern:
             self.num_layers = len(main_layers(self.hybrid_layer_pattern))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        set_values = vars(self)
+        further, count = (set_values.get(each) for each in ("mtp_hybrid_override_pattern", "mtp_num_layers"))
+        pattern = set_values.get("hybrid_layer_pattern")
+        if further and count and pattern and "/" not in pattern:
+            super().__setattr__("mtp_hybrid_override_pattern", None)
+            super().__setattr__("hybrid_layer_pattern", "/".join([pattern, *[further] * count]))
 
 
 @dataclass(kw_only=True)

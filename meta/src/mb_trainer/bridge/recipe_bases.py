@@ -27,7 +27,7 @@ from mb_trainer.config import (
 )
 
 DEFAULT_NULL_TOKENIZER_VOCAB_SIZE = 32000
-COMMON_RECIPE_ENV_VARS = {
+COMMON_RECIPE_ENV_VARS: dict[str, str | int | float | bool] = {
     "NCCL_GRAPH_REGISTER": 0,
     "NCCL_NVLS_ENABLE": 0,
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

@@ -27,6 +27,7 @@ from mb_metrics.trainer_api import RunFolder, changed_code
 from mb_models.trainer_api import fixed_by_weights, stored_optimizer_error
 from mb_resilience import RestartAttempt
 from mb_resilience.trainer_api import require_monitor
+from mb_trainer.bridge.providers import HuggingFaceSource
 from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.run.completion import complete
@@ -146,7 +147,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
 
 def weights_of_model(config: ConfigContainer) -> list[str]:
     """Start from the folder that the section of a model from AutoBridge names, unless another one is set."""
-    folder = getattr(config.model, "_weights_folder", None)
+    folder = config.model.hf_weights if isinstance(config.model, HuggingFaceSource) else None
     if folder is None or config.checkpoint.pretrained_checkpoint is not None:
         return []
     config.checkpoint.pretrained_checkpoint = folder

@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from mb_config.cli.versions import version_option as version_option
     from mb_config.container.field_access import expand_home_in as expand_home_in
     from mb_config.container.field_access import set_field as set_field
+    from mb_config.container.yaml_file import YamlFile as YamlFile
     from mb_config.container.yaml_file import dump_yaml as dump_yaml
     from mb_config.container.yaml_file import read_yaml as read_yaml
     from mb_config.megatron_lm.arguments import megatron_arguments as megatron_arguments
     from mb_config.megatron_lm.conversion import convert_script as convert_script
     from mb_config.megatron_lm.differences import differences as differences
     from mb_config.overrides.apply import SECTION_FACTORIES as SECTION_FACTORIES
+    from mb_config.overrides.apply import merge_yaml as merge_yaml
     from mb_config.overrides.base_recipe import BASE as BASE
     from mb_config.overrides.base_recipe import base_of as base_of
     from mb_config.overrides.base_recipe import without_base as without_base

@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from mb_config.container.codec import target_name
 from mb_config.container.section import set_by
@@ -25,6 +25,7 @@ from mb_config.errors import ConfigReadError
 from mb_config.preflight.problems import RuleLike
 
 Config = TypeVar("Config")
+Parameters = ParamSpec("Parameters")
 
 
 class RegistrationError(ConfigReadError):
@@ -48,7 +49,7 @@ class Recipe:
     """Code that a run of this recipe uses in addition to the configuration, as the program defines it; None: none."""
 
 
-def recipe(build: Callable[[], Config]) -> Callable[[], Config]:
+def recipe(build: Callable[Parameters, Config]) -> Callable[Parameters, Config]:
     """Decorate a function that builds a configuration: its values count as those of the recipe, not as the user's.
 
     Only so does a setting that the caller assigns to the configuration take precedence over them, as on the command
@@ -56,8 +57,8 @@ def recipe(build: Callable[[], Config]) -> Callable[[], Config]:
     """
 
     @wraps(build)
-    def build_recipe() -> Config:
-        config = build()
+    def build_recipe(*values: Parameters.args, **named: Parameters.kwargs) -> Config:
+        config = build(*values, **named)
         set_by(config, f"recipe {build.__name__}")
         return config
 

@@ -6,12 +6,13 @@ from importlib import import_module
 
 import pytest
 
-from mb_config import Provenance
+from mb_config import Provenance, runtime_config_update
 from mb_models.hf.families import FAMILIES
 from mb_schema.rules import value_at
 from mb_trainer.bridge.providers import HybridModelProvider
 from mb_trainer.bridge.recipe_table import entries
 from mb_trainer.bridge.recipes import llama, llama3_8b_peft_config, qwen
+from mb_trainer.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from mb_trainer.config import DoRA, LoRA
 
 LLAMA = {
@@ -143,6 +144,20 @@ def test_what_the_caller_assigns_is_the_users():
     config.train.train_iters = 10
     known = Provenance.of(config)
     assert (known.by_user("train.train_iters"), known.by_user("train.global_batch_size")) == (True, False)
+
+
+def test_a_script_merges_a_file_and_a_command_line(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("train: {train_iters: 100, eval_iters: 10}\nmodel: {seq_length: 4096}\n")
+    config = process_config_with_overrides(
+        llama3_8b_peft_config(),
+        config_filepath=str(file),
+        cli_overrides=["train.train_iters=7", "peft.dim=4"],
+    )
+    assert (config.train.train_iters, config.model.seq_length, config.peft.dim) == (7, 4096, 4)
+    # the deprecated name is the user's, and takes precedence over the value of the recipe
+    runtime_config_update(config, world_size=1, rules=())
+    assert config.validation.eval_iters == 10
 
 
 def test_layers_of_further_tokens_move_behind_the_pattern():

@@ -241,7 +241,7 @@ def _evaluation(state: ResolverState) -> None:
         old, new = f"train.{name}", f"validation.{name}"
         if state.get(old) is None or state.get(old) == state.get(new):
             continue
-        if state.priority(new) > Priority.COMPUTED:
+        if state.priority(new) > Priority.COMPUTED and state.priority(old) <= state.priority(new):
             state.conflict(
                 (old, new),
                 rule="V139d",

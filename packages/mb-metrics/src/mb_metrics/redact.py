@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from mb_schema.secrets import MASK, is_secret, masked, masked_text
 
 _SHORTEST_SECRET = 6
-_NAME = re.compile(r"([\w.-]+)['\"]?\s*:(?=\s|$)")
-"""Name of a setting in YAML."""
+_NAME = re.compile(r"(?<![\w.-])([\w.-]+)['\"]?\s*:(?=\s|$)")
+"""Name of a setting in YAML; anchored at its start, so that a text is searched in linear time."""
 
 
 def hide_secrets(config: Mapping[str, object], *, prefix: str = "") -> dict[str, object]:
@@ -46,8 +46,10 @@ def hide_in_settings(text: str) -> str:
         if hidden is not None and (indent > hidden or not line.strip()):
             continue
         hidden = None
-        for match in _NAME.finditer(line):
-            value = line[match.end() :].strip()
+        for number, match in enumerate(_NAME.finditer(line)):
+            # the value of the first name is the rest of the line; others, in a mapping, are secrets by name only
+            has_value = number == 0 or is_secret(match[1], "text")
+            value = line[match.end() :].strip() if has_value else ""
             if value != "null" and is_secret(match[1], value.strip("'\"") or "text"):
                 line, hidden = f"{line[: match.end()]} {masked(match[1], value or 'text')}", indent
                 break

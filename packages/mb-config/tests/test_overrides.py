@@ -343,6 +343,26 @@ def test_a_frozen_section_is_replaced_and_its_default_stays():
     assert WithFrozen().f.a == 1
 
 
+def test_a_field_of_a_frozen_default_is_deleted_in_a_copy():
+    @dataclass
+    class Run:
+        f: Frozen = Frozen(a=3)
+
+    config = Run()
+    apply_overrides(config, ["~f.a"])
+    assert (config.f.a, Run().f.a) == (1, 3)
+
+
+def test_numbers_are_keys_of_a_mapping_without_types():
+    @dataclass
+    class Run:
+        model: Any = None
+
+    config = Run(model={"a": {1: 2, 3: {4: 5, "x": 6}}})
+    apply_overrides(config, ["~model.a.1", "model.a.3.x=7", "~model.a.3.4"])
+    assert config == Run(model={"a": {3: {"x": 7}}})
+
+
 def test_a_frozen_configuration_cannot_be_changed_in_place():
     with pytest.raises(OverrideError, match="a: cannot be changed in place, because Frozen is frozen"):
         apply_overrides(Frozen(), ["a=2"])

@@ -67,6 +67,11 @@ def test_a_list_is_one_value_if_the_field_takes_lists():
     assert several("model.sizes=[1,2],[3]") == ([1, 2], [3])
 
 
+def test_a_deletion_has_no_values_to_sweep_over():
+    for word in ("~model.tp=1,2", "~model.tp=[1,2]"):
+        assert several(word) == [word]
+
+
 def test_overrides_keep_their_order_and_prefixes():
     words = ["model.tp=2", "+model.extra.x=1,2", "not an override", "~model.kind"]
     assert read_variations(words, Run()) == (

@@ -276,6 +276,8 @@ class _SectionEditor:
         self, target: dict[Any, Any], key: Any, value: Any, *, path: str, types: MappingTypes
     ) -> None:
         key = fit_key(key, types.key, path=path)
+        if self.text is not None:
+            key = _key_of(target, key)
         value_type = types.value(key)
         is_spelled_out = self.mapping is not None and path.startswith(f"{self.mapping}.")
         if key not in target and not (self.adding or types.free or is_spelled_out):
@@ -343,11 +345,11 @@ class _SectionEditor:
 
     def _delete(self, config: Any, override: Override) -> None:
         *parents, key = override.keys
-        owner = _lookup(config, parents) if parents else config
+        owner = self._owner(config, parents)
         names = section_fields(owner)
         if key not in names:
             raise unknown_key_error(override.path, names, self.reader.root)
-        current = owner[key] if isinstance(owner, dict) else getattr(owner, key)
+        current = _lookup(owner, [key])
         if override.has_value and current != override.value:
             current_text, given_text = masked(key, current), masked(key, override.value)
             raise OverrideError(
@@ -355,17 +357,36 @@ class _SectionEditor:
                 path=override.path,
             )
         if isinstance(owner, dict):
-            del owner[key]
+            del owner[_key_of(owner, key)]
         else:
             self.assign(owner, key, _emptied(owner, key, path=override.path), path=override.path)
         self.provenance.note(override.path, COMMAND_LINE)
+
+    def _owner(self, config: Any, keys: Iterable[str]) -> Any:
+        """Return the section or mapping at a path, in which sections of frozen classes are replaced by copies."""
+        owner, path = config, ""
+        for key in keys:
+            inner, path = _lookup(owner, [key]), join(path, key)
+            if is_frozen(inner):  # the default of a field is shared
+                inner = copy(inner)
+                if isinstance(owner, dict):
+                    owner[_key_of(owner, key)] = inner
+                else:
+                    self.assign(owner, key, inner, path=path)
+            owner = inner
+        return owner
+
+
+def _key_of(mapping: Mapping[Any, Any], name: Any) -> Any:
+    """Return the key of a mapping that an override names, or the name if there is none: keys may be numbers."""
+    return name if name in mapping else next((key for key in mapping if str(key) == str(name)), name)
 
 
 def _lookup(config: Any, keys: Iterable[str]) -> Any:
     value = config
     for key in keys:
         if isinstance(value, Mapping):
-            value = value.get(key)
+            value = value.get(_key_of(value, key))
         elif key in section_fields(value):
             value = getattr(value, key)
         else:

@@ -54,6 +54,9 @@ def read_variations(overrides: Iterable[str], config: object) -> tuple[list[str]
         except HydraException:
             single.append(override)  # applying it raises the error
             continue
+        if parsed.is_delete():  # has one value at most, which applying it checks
+            single.append(override)
+            continue
         path = parsed.key_or_group
         values: Sequence[Any] | None = None
         if parsed.is_sweep_override():

@@ -6,6 +6,7 @@ value that the rule rejects.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mb_data.errors import DataError
@@ -140,14 +141,14 @@ def _data_path_problem(value: object) -> str | None:
 
 
 def _path_rule(number: int, path: str) -> Rule:
-    values = path_rule(number, path)
-    if path in _DATA_PATHS:
-        values |= {
-            "test": _data_path_problem,
-            "why": "tokens are read from the local file system, and by Megatron Core from s3:// and msc://",
-            "fails": {path: "gs://bucket/folder"},
-        }
-    return Rule(**values)
+    if path not in _DATA_PATHS:
+        return path_rule(number, path)
+    return replace(
+        path_rule(number, path),
+        test=_data_path_problem,
+        why="tokens are read from the local file system, and by Megatron Core from s3:// and msc://",
+        fails={path: "gs://bucket/folder"},
+    )
 
 
 _PATHS = tuple(_path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=21))

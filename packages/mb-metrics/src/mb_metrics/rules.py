@@ -126,7 +126,7 @@ PATH_FIELDS = (
 )
 """Fields that contain paths of files or folders."""
 
-_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=41))
+_PATHS = tuple(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=41))
 
 
 _FSDP = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mb_schema.rules import Rule
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HOME = re.compile(r"(?<!\S)~(?=/|$)|^~[^/]+")
 FIX = "Set a local path, or a directory on which the storage is mounted on every node."
@@ -74,17 +76,17 @@ def path_problem(value: object) -> str | None:
     return None
 
 
-def path_rule(number: int, path: str) -> dict[str, Any]:
-    """Return the arguments of the rule on a field with local paths, for the class `Rule` of a package."""
-    return {
-        "id": f"PA{number:02}",
-        "fields": (path,),
-        "test": path_problem,
-        "why": "files are read and written through the local file system only",
-        "fix": FIX,
-        "fails": {path: "s3://bucket/folder"},
-        "passes": {path: "/data/folder"},
-    }
+def path_rule(number: int, path: str) -> Rule:
+    """Return the rule that a field names local paths."""
+    return Rule(
+        id=f"PA{number:02}",
+        fields=(path,),
+        test=path_problem,
+        why="files are read and written through the local file system only",
+        fix=FIX,
+        fails={path: "s3://bucket/folder"},
+        passes={path: "/data/folder"},
+    )
 
 
 def _expanded(text: str) -> str:

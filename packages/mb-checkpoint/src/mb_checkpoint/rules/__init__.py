@@ -483,7 +483,7 @@ PATH_FIELDS = (
 )
 """Fields that name files or folders."""
 
-_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=1))
+_PATHS = tuple(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=1))
 
 _FALLBACKS = {
     "V066": "checkpoint.async_save",

@@ -12,6 +12,4 @@ PATH_FIELDS = (
 )
 """Fields that name files or directories."""
 
-RULES: tuple[Rule, ...] = tuple(
-    Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=61)
-)
+RULES: tuple[Rule, ...] = tuple(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=61))

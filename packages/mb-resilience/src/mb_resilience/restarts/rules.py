@@ -10,7 +10,7 @@ from mb_schema.rules import Rule
 PATH_FIELDS = ("inprocess_restart.monitor_process_logdir",)
 """Fields that hold paths of files or folders."""
 
-_PATHS = tuple(Rule(**path_rule(number, path)) for number, path in enumerate(PATH_FIELDS, start=71))
+_PATHS = tuple(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=71))
 
 _ORDERED_TIMES = (
     ("soft_timeout", "hard_timeout"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mb_config.rules.environment import expandable_segments
-from mb_config.rules.precision import unknown_dtypes
+from mb_config.rules.precision import dtype_rule
 from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
 from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, within
 from mb_schema.rules import Rule
@@ -68,17 +68,12 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails=-5,
         passes=40_000_000,
     ),
-    rule(
+    dtype_rule(
         "DT03",
         within(
             "ddp",
             "megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype",
         ),
-        unknown_dtypes,
-        why="torch has no other dtype for it",
-        fix="Use a name from the list.",
-        fails=("fp32",),
-        passes=("float32",),
     ),
     rule(
         "V050c",

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
-from mb_config.rules.precision import unknown_dtypes
+from mb_config.rules.precision import dtype_rule
 from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule, rules_for_each
 from mb_schema.rules import Rule
 
@@ -190,15 +190,7 @@ _COMMON: tuple[Rule, ...] = (
         fails=1.0,
         passes=0.95,
     ),
-    rule(
-        "DT02",
-        ("optimizer.params_dtype", *_MOMENTS),
-        unknown_dtypes,
-        why="torch has no other dtype for it",
-        fix="Use a name from the list.",
-        fails=("bf16",),
-        passes=("bfloat16",),
-    ),
+    dtype_rule("DT02", ("optimizer.params_dtype", *_MOMENTS)),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mb_config.resolve.precision_table import canonical, precision_field, precision_names
-from mb_config.rules.formatting import format_value
+from mb_config.rules.formatting import format_assignments, format_value
 from mb_schema.rule_kinds import excludes, requires, rule, within
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
@@ -29,10 +29,22 @@ def _aliases_differ(param: bool | None, gather: bool | None) -> str | None:
     return f"is {format_value(param)}, but its alias is {format_value(gather)}"
 
 
-def unknown_dtypes(*names: str | None) -> str | None:
-    """Return a message for the first name that is not a dtype."""
-    wrong = [name for name in names if name is not None and name not in DTYPES]
-    return f"{wrong[0]!r} is not one of {', '.join(DTYPES)}" if wrong else None
+def dtype_rule(id: str, fields: tuple[str, ...]) -> Rule:
+    """Return the rule that fields name dtypes of torch."""
+
+    def unknown_dtypes(*names: str | None) -> str | None:
+        wrong = format_assignments(fields, names, where=lambda name: name not in (None, *DTYPES))
+        return f"{wrong}: not one of {', '.join(DTYPES)}" if wrong else None
+
+    return rule(
+        id,
+        fields,
+        unknown_dtypes,
+        why="torch has no other dtype for it",
+        fix="Use a name from the list.",
+        fails=("bf16",),
+        passes=("bfloat16",),
+    )
 
 
 def _formats_differ(
@@ -95,15 +107,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
         fails=(True, "mxfp8"),
         passes=(True, "tensorwise"),
     ),
-    rule(
-        "DT01",
-        within("mixed_precision", "params_dtype pipeline_dtype autocast_dtype"),
-        unknown_dtypes,
-        why="torch has no other dtype for it",
-        fix="Use a name from the list.",
-        fails=("bf16",),
-        passes=("bfloat16",),
-    ),
+    dtype_rule("DT01", within("mixed_precision", "params_dtype pipeline_dtype autocast_dtype")),
 )
 
 RULES: tuple[Rule, ...] = (

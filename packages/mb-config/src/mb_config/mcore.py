@@ -5,7 +5,7 @@ Importing this module imports torch and Megatron Core.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import ParamGroupOverride, ParamKey, get_standard_config_overrides
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from mb_config.container.section import field_default
 from mb_config.errors import ConfigurationError
 from mb_config.rules.precision import DTYPES
 from mb_config.schedules.learning_rate import SchedulerSteps, weight_decays
@@ -94,7 +95,9 @@ def to_megatron(section: Section, **runtime: Any) -> Any:
     known = {item.name: item for item in fields(target) if item.init}
     values = {item.name: getattr(section, item.name) for item in fields(section) if item.init}
     lost = [
-        item.name for item in fields(section) if item.name not in known and not _is_default(section, item)
+        item.name
+        for item in fields(section)
+        if item.name not in known and getattr(section, item.name) != field_default(item)
     ]
     if lost:
         raise DroppedFieldError(
@@ -179,13 +182,6 @@ def _target(section: object) -> Any:
         f"{type(section).__name__}: cannot be converted to a dataclass of Megatron Core. Pass an OptimizerConfig or a "
         f"DistributedDataParallelConfig."
     )
-
-
-def _is_default(section: object, item: Field[Any]) -> bool:
-    value = getattr(section, item.name)
-    if item.default_factory is not MISSING:
-        return bool(value == item.default_factory())
-    return bool(value == item.default)
 
 
 def _convert(name: str, value: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mb_config.container.codec import TARGET, join, to_dict
+from mb_config.container.section import field_default
 from mb_config.container.yaml_file import dump_value
 from mb_config.overrides.provenance import Provenance
 
@@ -60,15 +61,11 @@ def _without_defaults(data: Mapping[str, Any], section: Any) -> dict[str, Any]:
     for key, value in data.items():
         item = items.get(key)
         current = value if item is None else getattr(section, key)
-        if item is not None and current == _default(item):
+        if item is not None and current == field_default(item):
             continue
         nested = is_dataclass(current) and isinstance(value, Mapping)
         kept[key] = _without_defaults(value, current) if nested else value
     return kept
-
-
-def _default(item: Field[Any]) -> Any:
-    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def _rows(data: Mapping[str, Any], *, path: str, depth: int) -> Iterator[tuple[str, str | None]]:

@@ -6,11 +6,11 @@ A model section that is read without its package is a plain mapping with Megatro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mb_config.container.non_defaults import megatron_class_name
-from mb_config.container.section import assign_computed
+from mb_config.container.section import assign_computed, field_default
 from mb_config.megatron_defaults import megatron_defaults
 from mb_schema.paths import expand_home
 
@@ -56,7 +56,7 @@ def default_of(config: Any, path: str) -> Any:
     )
     if item is None:
         return UNKNOWN
-    return item.default if item.default_factory is MISSING else item.default_factory()
+    return field_default(item)
 
 
 def field_values(section: Any) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
+from mb_config.container.section import field_default
 from mb_config.megatron_defaults import megatron_defaults, plain_value, versions
 from mb_schema.secrets import masked
 
@@ -92,11 +93,8 @@ def _values(section: Any) -> dict[str, Any]:
 def _own_defaults(section: Any) -> dict[str, Any]:
     if isinstance(section, Mapping) or not is_dataclass(section):
         return {}
-    known = {item.name: item.default for item in fields(section) if item.default is not MISSING}
-    made = {
-        item.name: item.default_factory() for item in fields(section) if item.default_factory is not MISSING
-    }
-    return {key: plain_value(value) for key, value in {**known, **made}.items()}
+    defaults = {item.name: field_default(item) for item in fields(section)}
+    return {name: plain_value(value) for name, value in defaults.items() if value is not MISSING}
 
 
 def _shown(key: str, value: Any) -> str:

@@ -46,7 +46,7 @@ def given_record(section: Any) -> dict[str, tuple[str, Any]]:
         item.name: SET_IN_CODE
         for item in fields(section)
         if (record is None or container_copy(getattr(section, item.name)) is not None)
-        and not _is_default(item, getattr(section, item.name))
+        and getattr(section, item.name) != field_default(item)
     }
     return {name: found for name in names if (found := known.get(name, changed.get(name))) is not None}
 
@@ -114,9 +114,6 @@ def container_copy(value: Any) -> Any:
     return None
 
 
-def _is_default(field: Field[Any], value: object) -> bool:
-    if field.default is not MISSING:
-        return bool(value == field.default)
-    if field.default_factory is not MISSING:
-        return bool(value == field.default_factory())
-    return False
+def field_default(item: Field[Any]) -> Any:
+    """Return the default of a field, or MISSING if it has none."""
+    return item.default if item.default_factory is MISSING else item.default_factory()

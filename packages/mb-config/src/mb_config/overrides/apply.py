@@ -14,7 +14,7 @@ from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import NO_TARGETS, TARGET, ConfigReader, is_moved, join, target_name
 from mb_config.container.field_suggestions import section_fields, unknown_key_error
 from mb_config.container.field_types import fit_key, hints, is_open, options
-from mb_config.container.section import unrecorded
+from mb_config.container.section import field_default, unrecorded
 from mb_config.container.yaml_file import YamlFile, read_yaml
 from mb_config.errors import (
     ConfigReadError,
@@ -400,8 +400,6 @@ def _emptied(section: Any, key: str, *, path: str) -> Any:
     item = next(item for item in fields(section) if item.name == key)
     if type(None) in kinds or is_open(hints(type(section))[key]):
         return None
-    if item.default is not MISSING:
-        return item.default
-    if item.default_factory is not MISSING:
-        return item.default_factory()
-    raise OverrideError("cannot be deleted, because it is required", path=path)
+    if (default := field_default(item)) is MISSING:
+        raise OverrideError("cannot be deleted, because it is required", path=path)
+    return default

@@ -17,7 +17,6 @@ import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
 from mb_config.overrides.request import RecipeLike
-from mb_config.preflight.run import ViolationLike
 from mb_trainer.config import ConfigContainer
 
 RULES: Iterable[RuleLike] = (
@@ -98,7 +97,6 @@ if TYPE_CHECKING:
     from mb_models.gpt.layer_choice import AvailableLayers
     from mb_models.mimo.module_parallelism import ModuleParallelism
     from mb_models.training.setup import TrainingModel
-    from mb_overlap import Conflict
     from mb_overlap.transformer_engine.user_buffers import UserBufferModel
     from mb_resilience import (
         AgreedStop,
@@ -140,9 +138,6 @@ if TYPE_CHECKING:
 
     def _(model: ParallelDegrees) -> ParallelSizes:
         return model
-
-    def _(conflict: Conflict) -> ViolationLike:
-        return conflict
 
     def _(counters: TrainState) -> DataCounters:
         return counters

@@ -1,7 +1,5 @@
 """Preflight: what it finds as written, while resolving and as resolved."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from mb_config import RULES, ConfigError, Problem, Provenance, Rule
@@ -100,21 +98,11 @@ def test_data_is_not_read_after_an_error_in_its_sections(make):
 
 
 def test_violated_rules_of_an_overlap_section_are_problems_with_their_origin(make):
-    conflict = SimpleNamespace(
-        id="O02",
-        severity="error",
-        fields=("comm_overlap.x", "facts.gpu"),
-        values={},
-        message="m",
-        why="w",
-        fix="F.",
-    )
-    error = ValueError("m")
-    error.conflicts = (conflict,)
+    conflict = Problem(id="O02", fields=("comm_overlap.x", "facts.gpu"), message="m", why="w", fix="F.")
 
     class Overlap:
         def setup(self, model, optimizer, ddp):
-            raise error
+            raise RuleError([conflict])
 
     config = make()
     config.comm_overlap = Overlap()

@@ -1,7 +1,7 @@
 """Merging of problems from several checks: an error is never replaced by a warning."""
 
 from mb_config import Problem
-from mb_config.preflight.problem_merging import merge_problems
+from mb_config.preflight.problems import merge_problems
 
 
 def problem(name, *fields, severity="error", origin=None):

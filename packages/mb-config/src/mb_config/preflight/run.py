@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mb_config.container.section_types import check_config
 from mb_config.overrides.provenance import Provenance
@@ -24,8 +24,7 @@ from mb_config.preflight.module_layouts import (
     one_replica,
     smallest_world,
 )
-from mb_config.preflight.problem_merging import merge_problems
-from mb_config.preflight.problems import ConfigError, RuleLike, check
+from mb_config.preflight.problems import ConfigError, RuleLike, check, merge_problems
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
 from mb_config.resolve.resolver import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
@@ -33,41 +32,9 @@ from mb_config.resolve.saves import AUTO, resolve_save_interval
 from mb_config.rules import RULES
 from mb_config.rules.sizes import SIZE_RULES
 from mb_config.sections.startup import DistributedInitConfig
-from mb_schema.rules import NOTHING, Problem, value_at
+from mb_schema.rules import NOTHING, Problem, RuleError, value_at
 
 _RESOLVED_SECTIONS = ("train", "model", "optimizer", "scheduler")
-
-
-class ViolationLike(Protocol):
-    """Violated rule in an error that `comm_overlap.setup` raises."""
-
-    @property
-    def id(self) -> str:
-        """Id of the rule."""
-
-    @property
-    def severity(self) -> Literal["error", "warning"]:
-        """Severity."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Paths that the rule reads."""
-
-    @property
-    def values(self) -> Mapping[str, object]:
-        """Value of each path."""
-
-    @property
-    def message(self) -> str:
-        """What is wrong, with the values."""
-
-    @property
-    def why(self) -> str:
-        """Reason."""
-
-    @property
-    def fix(self) -> str:
-        """Fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,23 +246,17 @@ def violations(error: ValueError, provenance: Provenance) -> list[Problem]:
     """
     if isinstance(error, ConfigError):
         return list(error.problems)
-    found: Iterable[ViolationLike] = vars(error).get("problems") or vars(error).get("conflicts") or ()
-    problems = [
-        Problem(
-            id=each.id,
-            severity=each.severity,
-            fields=each.fields,
-            message=each.message,
-            why=each.why,
-            fix=each.fix,
-            values=dict(each.values),
-            origin={path: provenance.origin(path) for path in each.fields if not path.startswith("facts.")},
-        )
-        for each in found
-    ]
-    if not problems:
+    if not isinstance(error, RuleError):
         raise error
-    return problems
+    return [
+        replace(
+            problem,
+            origin={
+                path: provenance.origin(path) for path in problem.fields if not path.startswith("facts.")
+            },
+        )
+        for problem in error.problems
+    ]
 
 
 def largest_world_size(

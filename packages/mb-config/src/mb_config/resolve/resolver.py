@@ -9,8 +9,7 @@ from mb_config.container.container import ConfigContainer, world_size_of_environ
 from mb_config.container.section_types import wrong_types
 from mb_config.overrides.provenance import Provenance
 from mb_config.perf.resolve_perf import resolve_perf
-from mb_config.preflight.problem_merging import merge_problems
-from mb_config.preflight.problems import ConfigError, RuleLike, check
+from mb_config.preflight.problems import ConfigError, RuleLike, check, merge_problems
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.fsdp import resolve_fsdp
 from mb_config.resolve.model import resolve_model

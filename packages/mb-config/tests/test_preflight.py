@@ -5,6 +5,7 @@ import pytest
 from mb_config import RULES, ConfigError, Problem, Provenance, Rule
 from mb_config.preflight.run import DataCheck, PreflightChecks, effective_dist, preflight, violations
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
+from mb_schema.rules import RuleError
 
 
 def ids(result):

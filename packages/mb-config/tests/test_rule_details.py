@@ -86,3 +86,9 @@ def test_v051e_state_can_be_sharded_by_the_wrapper_or_by_fsdp():
     assert message_of("V051e", aware) == "requires use_distributed_optimizer"
     for path in ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"):
         assert message_of("V051e", {**aware, path: True}) is None
+
+
+def test_dt02_names_the_field_with_the_unknown_dtype():
+    section = {"params_dtype": "bfloat16", "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp16"}
+    (problem,) = check({"optimizer": section}, [rule for rule in RULES if rule.id == "DT02"])
+    assert problem.message.startswith("exp_avg_dtype=fp8, exp_avg_sq_dtype=fp16: not one of float64, ")

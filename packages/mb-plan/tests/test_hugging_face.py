@@ -306,3 +306,17 @@ def test_a_hybrid_needs_the_pattern_of_its_layers():
 def test_five_of_six_layers_of_a_gemma_3_have_a_window():
     config = {**PUBLISHED["Gemma 2 9B"][0], "model_type": "gemma3_text", "sliding_window_pattern": 6}
     assert fields_of_config(config)["window_attn_skip_freq"] == 6
+
+
+def test_a_file_is_named_by_its_path_or_by_text(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert read_model(str(path)) == read_model(path) == fields_of_config(LLAMA)
+
+
+def test_a_run_whose_tokenizer_has_the_vocabulary_is_read(tmp_path):
+    """So is what `mb-config import-args` writes of a Megatron-LM command line with --vocab-size."""
+    pytest.importorskip("yaml")
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {num_layers: 2, hidden_size: 64}\ntokenizer: {vocab_size: 512}\n")
+    assert read_model(path) == {"num_layers": 2, "hidden_size": 64, "vocab_size": 512}

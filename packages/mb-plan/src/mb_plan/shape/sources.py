@@ -49,9 +49,9 @@ class ModelFile:
     micro_batch_size: int | None = None
 
 
-def read_model(path: Path) -> dict[str, Any]:
+def read_model(path: str | Path) -> dict[str, Any]:
     """Return Megatron's fields of the model in a file (`read_model_file`)."""
-    return dict(read_model_file(path).model)
+    return dict(read_model_file(Path(path)).model)
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -75,7 +75,12 @@ def read_model_file(path: Path) -> ModelFile:
             "Name another file."
         )
     fields = {str(name): value for name, value in model.items()}
-    train, dataset = ({} if model is found else found.get(name) or {} for name in ("train", "dataset"))
+    train, dataset, tokenizer = (
+        {} if model is found else found.get(name) or {} for name in ("train", "dataset", "tokenizer")
+    )
+    rows = read_field(tokenizer, "vocab_size")
+    if rows and read_field(fields, "vocab_size") is None:
+        fields["vocab_size"] = rows
     return ModelFile(
         model=fields,
         seq_length=read_field(dataset, "seq_length") or read_field(fields, "seq_length"),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mb_config.container.non_defaults import non_default_values as non_default_values
     from mb_config.container.section import Section as Section
     from mb_config.container.section import given_fields as given_fields
-    from mb_config.container.settings_diff import settings_differences as settings_differences
     from mb_config.errors import ConfigFileError as ConfigFileError
     from mb_config.errors import ConfigFileNotFoundError as ConfigFileNotFoundError
     from mb_config.errors import ConfigKeyError as ConfigKeyError
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from mb_config.overrides.provenance import Provenance as Provenance
     from mb_config.overrides.saved_settings import SavedSettings as SavedSettings
     from mb_config.overrides.saved_settings import difference_lines as difference_lines
+    from mb_config.overrides.saved_settings import settings_differences as settings_differences
     from mb_config.overrides.variations import Variation as Variation
     from mb_config.overrides.variations import read_variations as read_variations
     from mb_config.overrides.variations import split_yaml as split_yaml

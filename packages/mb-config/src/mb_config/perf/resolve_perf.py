@@ -21,7 +21,7 @@ from mb_config.perf.settings import (
 )
 from mb_config.perf.target import PerfTarget
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
-from mb_config.resolve.precision_targets import CORE, precision_values
+from mb_config.resolve.precision_table import CORE, precision_values
 from mb_config.resolve.state import Priority, ResolverState
 from mb_schema.rules import NOTHING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
-from mb_config.resolve.precision_targets import CORE, precision_values
+from mb_config.resolve.precision_table import CORE, precision_values
 from mb_config.resolve.state import Priority, ResolverState
 from mb_config.rules.formatting import format_value
 

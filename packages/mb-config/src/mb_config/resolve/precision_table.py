@@ -1,10 +1,17 @@
-"""Fields that each named precision recipe sets. All other fields have the defaults of `MixedPrecisionConfig`."""
+"""Fields that each named precision recipe sets, and where they are copied. All other fields have their defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
 
+from mb_config.container.field_access import UNKNOWN, default_of, get_field, has_field
 from mb_schema.rules import value_at
+
+CORE = ("bf16", "fp16", "params_dtype")
+"""Fields that define a recipe. A different value set by the user is a conflict."""
+_SECTIONS = ("model", "optimizer", "ddp")
 
 _BF16 = {
     "bf16": True,
@@ -93,3 +100,23 @@ def precision_field(precision: object, name: str) -> object:
     if key in REGISTERED:
         return getattr(REGISTERED[key](), name, None)
     return PRECISIONS.get(key, {}).get(name)
+
+
+def precision_values(recipe: Any, config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each field that differs from the recipe, in the order of the recipe's fields.
+
+    A section that is None is left out, as is None for a field whose default is not None. Each field is read when it
+    is its turn, so that the caller may assign the values while it iterates.
+    """
+    for item in fields(recipe):
+        for section in _SECTIONS:
+            path, value = f"{section}.{item.name}", getattr(recipe, item.name)
+            if path == "optimizer.fp8_recipe" and recipe.fp8 is None:
+                # With the name of a recipe Megatron Core keeps float32 copies of the weights itself, and the
+                # precision-aware optimizer saves nothing.
+                value = None
+            if getattr(config, section) is None or not has_field(config, path):
+                continue
+            required = value is None and default_of(config, path) not in (None, UNKNOWN)
+            if not required and get_field(config, path) != value:
+                yield path, value

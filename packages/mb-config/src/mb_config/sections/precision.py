@@ -8,7 +8,7 @@ from typing import Any
 
 from mb_config.container.section import Section, assign_computed
 from mb_config.preflight.problems import reject
-from mb_config.resolve.precision_targets import precision_values
+from mb_config.resolve.precision_table import precision_values
 from mb_config.rules.precision import RECIPE_RULES
 
 _ALIASES = {

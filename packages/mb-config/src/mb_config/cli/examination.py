@@ -11,8 +11,8 @@ from mb_config.errors import ConfigReadError
 from mb_config.overrides.request import ConfigRequest
 from mb_config.perf.names import AUTO, read_name
 from mb_config.preflight.facts import TargetMachine
+from mb_config.preflight.problems import concerns
 from mb_config.preflight.run import PreflightChecks, PreflightResult, preflight
-from mb_schema.rules import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ def examine(
     result = preflight(
         request.config, checks, facts=facts, provenance=request.provenance, sections=request.sections
     )
-    paths = [error.path.partition("[")[0] for error in unread if error.path]
-    readable = [item for item in result.problems if not any(_reads(item, path) for path in paths)]
+    paths = [error.path for error in unread if error.path]
+    readable = [item for item in result.problems if not any(concerns(item, path) for path in paths)]
     return Examination(
         request=request,
         result=replace(result, problems=readable),
@@ -79,8 +79,3 @@ def machine_of_perf(config: Any, target: TargetMachine, *, facts: Mapping[str, o
     if name is None or name.gpu == AUTO or target.gpu is not None or not facts.get("cpu"):
         return target
     return replace(target, gpu=name.gpu)
-
-
-def _reads(problem: Problem, path: str) -> bool:
-    """Return True if a problem concerns a field, its section or a part of the field."""
-    return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in problem.fields)

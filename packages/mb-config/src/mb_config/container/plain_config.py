@@ -13,8 +13,9 @@ from typing import Any
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import TARGET, ConfigReader, join
 from mb_config.container.container import ConfigContainer
-from mb_config.container.field_types import fit, hints, is_open
+from mb_config.container.field_types import hints, is_open
 from mb_config.container.non_defaults import megatron_class_name
+from mb_config.container.section_types import mapping_mismatches
 from mb_config.container.yaml_file import YamlFile, read_yaml
 from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_errors
 from mb_config.megatron_defaults import megatron_fields
@@ -182,26 +183,17 @@ def _without_targets(value: Any) -> Any:
     return [_without_targets(item) for item in value] if isinstance(value, list) else value
 
 
-def _wrong_types(config: ConfigContainer, provenance: Provenance) -> list[ConfigReadError]:
-    wrong = [error for error in (_wrong_type(config, path) for path in EXTERNAL_FIELDS) if error is not None]
+def _wrong_types(config: ConfigContainer, provenance: Provenance) -> list[WrongTypeError]:
+    mappings = {name: value for name, value in vars(config).items() if isinstance(value, Mapping)}
+    found = (error for name, value in mappings.items() for error in mapping_mismatches(value, name=name))
+    wrong = [WrongTypeError(error.value, error.expected, path=error.path) for error in found]
     wrong += _wrong_model_types(config.model, known={error.path for error in wrong})
     for error in wrong:
         error.origin = provenance.origin(error.path)
     return wrong
 
 
-def _wrong_type(config: ConfigContainer, path: str) -> ConfigReadError | None:
-    name, _, leaf = path.partition(".")
-    section = getattr(config, name)
-    try:
-        if isinstance(section, Mapping) and leaf in section:
-            fit(section[leaf], EXTERNAL_FIELDS[path], path=join(name, leaf))
-    except ConfigReadError as error:
-        return error
-    return None
-
-
-def _wrong_model_types(model: Any, *, known: set[str]) -> list[ConfigReadError]:
+def _wrong_model_types(model: Any, *, known: set[str]) -> list[WrongTypeError]:
     """Return the errors for values of a mapping `model` that do not match the type of Megatron's field."""
     if not isinstance(model, Mapping):
         return []

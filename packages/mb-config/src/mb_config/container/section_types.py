@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mb_config.errors import WrongTypeError
-from mb_config.preflight.problems import OriginLookup, RuleLike, check
+from mb_config.preflight.problems import OriginLookup, RuleLike, check, concerns
 from mb_config.rules.external_fields import EXTERNAL_FIELDS
 from mb_config.rules.types import WRONG_TYPE
 from mb_schema.rules import NOTHING, Problem
@@ -37,10 +37,7 @@ def check_config(
     wrong = wrong_types(config, provenance=provenance)
     wrong_paths = [problem.fields[0] for problem in wrong]
 
-    def is_readable(rule: RuleLike) -> bool:
-        return not any(_reads(rule, path) for path in wrong_paths)
-
-    readable = [*filter(is_readable, rules)]
+    readable = [rule for rule in rules if not any(concerns(rule, path) for path in wrong_paths)]
     return [*wrong, *check(sections, readable, facts=facts, provenance=provenance)]
 
 
@@ -69,7 +66,7 @@ def _mismatches(config: Any) -> Iterator[MismatchError]:
         if not _is_section(section):
             yield MismatchError(section, "a section", path=name)
         if isinstance(section, Mapping):
-            yield from _of_mapping(section, name=name)
+            yield from mapping_mismatches(section, name=name)
 
 
 @cache
@@ -79,7 +76,8 @@ def _open_fields(cls: Any) -> tuple[str, ...]:
     return tuple(item.name for item in fields(cls) if is_open(annotations[item.name]))
 
 
-def _of_mapping(section: Mapping[str, Any], *, name: str) -> Iterator[MismatchError]:
+def mapping_mismatches(section: Mapping[str, Any], *, name: str) -> Iterator[MismatchError]:
+    """Yield the errors in the values of a plain mapping that rules of this package read."""
     for path, annotation in EXTERNAL_FIELDS.items():
         owner, _, leaf = path.partition(".")
         if owner == name and leaf in section:
@@ -92,8 +90,3 @@ def _of_mapping(section: Mapping[str, Any], *, name: str) -> Iterator[MismatchEr
 def _is_section(value: object) -> bool:
     """Return True for None, a mapping and an object with attributes."""
     return value is None or isinstance(value, Mapping) or (hasattr(value, "__dict__") and not callable(value))
-
-
-def _reads(rule: RuleLike, path: str) -> bool:
-    path = path.partition("[")[0]  # a wrong item makes the entire list unreadable
-    return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in rule.fields)

@@ -45,7 +45,8 @@ def _microbatches(config: Any, *, replicas: int) -> Iterator[Alternatives]:
     if not own or not total or packed:  # a pack is one row
         return
     share = total // replicas
-    sizes = [size for size in _powers(share) if share % size == 0]
+    powers = [2**power for power in range(share.bit_length())]
+    sizes = [size for size in powers if share % size == 0]
     for name, found in (
         ("larger", [size for size in sizes if size > own]),
         ("smaller", [size for size in reversed(sizes) if size < own]),
@@ -53,10 +54,6 @@ def _microbatches(config: Any, *, replicas: int) -> Iterator[Alternatives]:
         if found:
             values = tuple((f"train.micro_batch_size={size}",) for size in found)
             yield Alternatives(name=f"{name} microbatches", values=values, ordered=True)
-
-
-def _powers(limit: int) -> list[int]:
-    return [2**power for power in range(limit.bit_length())]
 
 
 def _workers(config: Any, *, cpus: int) -> Iterator[Alternatives]:

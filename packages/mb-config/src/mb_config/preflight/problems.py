@@ -148,6 +148,12 @@ def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:
     return _rules.applies(cast("_rules.Rule", rule), sections)
 
 
+def concerns(item: Problem | RuleLike, path: str) -> bool:
+    """Return whether a problem or a rule reads a field, its section or a part of the field."""
+    path = path.partition("[")[0]  # an item of a list concerns the entire list
+    return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in item.fields)
+
+
 def without_secrets(problem: Problem) -> Problem:
     """Return a problem with secrets masked, so that rules need not know which of their values are secret."""
     message = problem.message

@@ -18,7 +18,7 @@ from mb_config.resolve.precision import resolve_precision
 from mb_config.resolve.state import Change, Priority, ResolverState
 from mb_config.rules import batch_sizes, schedule
 from mb_config.rules.formatting import format_value
-from mb_config.rules.training import LENGTH_RULES
+from mb_config.rules.training import LENGTH_RULES, MOVED
 from mb_config.schedules.batch_stages import steps_within
 from mb_config.schedules.learning_rate import epoch_iterations, scheduler_steps, weight_decays
 from mb_schema.rules import NOTHING, Problem
@@ -30,7 +30,6 @@ _MIRRORED_FIELDS = (
     ("V144", "ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
     ("V115", "rng.te_rng_tracker", "model.use_te_rng_tracker"),
 )
-_MOVED_FIELDS = ("eval_iters", "eval_interval", "skip_train")
 _LENGTH_RULE_IDS = ("V118", "V204", "TR02", "TR08")
 """Rules that must hold so that the lengths of the schedule can be computed."""
 TRAINING_SAMPLES = "training_samples"
@@ -236,7 +235,7 @@ def _initialise_on_cpu(state: ResolverState) -> None:
 
 
 def _evaluation(state: ResolverState) -> None:
-    for name in _MOVED_FIELDS:
+    for name in MOVED:
         old, new = f"train.{name}", f"validation.{name}"
         if state.get(old) is None or state.get(old) == state.get(new):
             continue

@@ -51,7 +51,7 @@ def _ramp_divides(
     cp: int,
 ) -> str | None:
     dp = data_parallel_size(world, tp, pp, cp)
-    if rampup is None or dp is None or not micro or _ramp(rampup, batch) is not None:
+    if rampup is None or dp is None or not micro or not is_valid_ramp(rampup, batch):
         return None
     unit = micro * dp
     first_sizes = (rampup[0], rampup[0] + rampup[1])
@@ -92,7 +92,7 @@ def _schedule_divides(
     text: str | None, micro: int | None, world: int, tp: int, pp: int, cp: int
 ) -> str | None:
     dp = data_parallel_size(world, tp, pp, cp)
-    if text is None or dp is None or not micro or _scheduled(text, None, None, None, None) is not None:
+    if text is None or dp is None or not micro or not is_valid_schedule(text):
         return None
     wrong = [stage.size for stage in scheduled_stages(text) if stage.size % (micro * dp)]
     if not wrong:

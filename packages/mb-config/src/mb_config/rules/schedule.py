@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from mb_config.rules.formatting import format_assignments
-from mb_schema.rule_kinds import rule, within
+from mb_schema.rule_kinds import in_range, rule, within
 from mb_schema.rules import Rule
 
 _ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
 _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
 _LENGTHS_OF_PHASES = (*_ITERATIONS, *_SAMPLES)
-
-
-def _no_steps(max_steps: int | None) -> str | None:
-    return f"must be above 0, not {max_steps}" if max_steps is not None and max_steps <= 0 else None
 
 
 def _weight_decay_decreases(start: float | None, end: float | None) -> str | None:
@@ -37,10 +33,6 @@ def _warmup_set_twice(fraction: float | None, iters: int | None, samples: int | 
     if fraction is None or (not iters and not samples):
         return None
     return f"{fraction} is set together with lr_warmup_iters={iters or 0}, lr_warmup_samples={samples or 0}"
-
-
-def _fraction(fraction: float | None) -> str | None:
-    return None if fraction is None or 0 <= fraction <= 1 else f"must be in [0, 1], not {fraction}"
 
 
 def _negative(*values: float | None) -> str | None:
@@ -150,14 +142,12 @@ _LENGTHS = (
 )
 
 SECTION_RULES: tuple[Rule, ...] = (
-    rule(
+    in_range(
         "V059",
         "scheduler.max_steps",
-        _no_steps,
+        1,
         why="it is a number of steps",
         fix="Set a positive scheduler.max_steps, or null.",
-        fails=(0,),
-        passes=(100,),
     ),
     rule(
         "V060",
@@ -195,14 +185,13 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails=(0.1, 10),
         passes=(0.1, 0),
     ),
-    rule(
+    in_range(
         "S01",
         "scheduler.lr_warmup_fraction",
-        _fraction,
+        0,
+        1,
         why="it is a fraction of the horizon",
         fix="Set scheduler.lr_warmup_fraction to a number such as 0.1.",
-        fails=(10.0,),
-        passes=(0.1,),
     ),
     Rule(
         id="S02",

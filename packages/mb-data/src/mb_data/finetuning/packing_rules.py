@@ -63,12 +63,8 @@ _BOUNDARIES = (
     "operations that mix tokens need the boundaries of the samples, and only those of GPT models receive them"
 )
 _LOCAL = "Megatron Core's local attention does not support packed sequences"
-_ALL = (_IN_BATCH, *_NOT_PACKED, *_FIXED_LENGTHS)
 
 _PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_to_mult")
-
-
-_PACKING = ("dataset.packed_sequence_specs", "train.micro_batch_size", "train.global_batch_size")
 
 
 def _wrong_pack_sizes(specs: object) -> str | None:
@@ -96,14 +92,14 @@ def _microbatch_of_packs(specs: object, micro: int | None, batch: int | None) ->
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="D75",
-        fields=(_PACKS, *_NOT_PACKED),
-        test=_cannot_be_packed,
+    rule(
+        "D75",
+        (_PACKS, *_NOT_PACKED),
+        _cannot_be_packed,
         why=_BOUNDARIES,
         fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
-        fails={**dict.fromkeys((_PACKS, *_NOT_PACKED)), _PACKS: {}, "model.softmax_type": "learnable"},
-        passes={**dict.fromkeys((_PACKS, *_NOT_PACKED)), _PACKS: {}, "model.softmax_type": "vanilla"},
+        fails=({}, None, None, None, "learnable"),
+        passes=({}, None, None, None, "vanilla"),
     ),
     requires(
         "D76",
@@ -132,14 +128,14 @@ RULES: tuple[Rule, ...] = (
         fails=(True, {"packed_sequence_size": 4096}),
         passes=(True, None),
     ),
-    Rule(
-        id="D107",
-        fields=_ALL,
-        test=_cannot_differ,
+    rule(
+        "D107",
+        (_IN_BATCH, *_NOT_PACKED, *_FIXED_LENGTHS),
+        _cannot_differ,
         why=f"{_BOUNDARIES}; the length of a micro-batch differs from step to step",
         fix="Set dataset.pack_sequences_in_batch=false, or the other field to its default.",
-        fails={**dict.fromkeys(_ALL), _IN_BATCH: True, "model.cuda_graph_impl": "local"},
-        passes={**dict.fromkeys(_ALL), _IN_BATCH: True, "model.cuda_graph_impl": "none"},
+        fails=(True, None, None, None, None, "local", None),
+        passes=(True, None, None, None, None, "none", None),
     ),
     rule(
         "D108",
@@ -171,21 +167,16 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V048",
-        "dataset.packed_sequence_specs",
+        _PACKS,
         _wrong_pack_sizes,
         why="a pack is filled with sequences of at most its size",
         fix="Correct this number.",
-        fails=(
-            {
-                "packed_sequence_size": 4096,
-                "max_single_sequence_length": 8192,
-            },
-        ),
+        fails=({"packed_sequence_size": 4096, "max_single_sequence_length": 8192},),
         passes=({"packed_sequence_size": 4096, "pad_seq_to_mult": 2},),
     ),
     rule(
         "V139",
-        _PACKING,
+        (_PACKS, "train.micro_batch_size", "train.global_batch_size"),
         _microbatch_of_packs,
         why="a pack is one row of tokens with the start positions of its sequences",
         fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",

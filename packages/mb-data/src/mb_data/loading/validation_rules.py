@@ -7,12 +7,12 @@ from typing import Any
 
 from mb_data.megatron.blend import blend_from_path
 from mb_schema.rule_kinds import rule, shown
-from mb_schema.rules import Rule
 
 _SEVERAL = "validation.multiple_validation_sets"
 _COMPLETE = "validation.full_validation"
 _NAMES = "validation.validation_set_names"
 _PATHS = ("dataset.blend", "dataset.data_path", "dataset.blend_per_split")
+_TWO_PREFIXES = [["data/a", "data/b"], None]
 _TOKENS = "dataset.mmap_bin_files"
 """Field of token sections that other dataset sections lack."""
 _FINETUNING = "dataset.made_up"
@@ -87,51 +87,34 @@ RULES = (
         fails=(True, False),
         passes=(None, True),
     ),
-    Rule(
-        id="T33",
-        fields=(_SEVERAL, _TOKENS, *_PATHS),
-        test=_needs_prefixes,
+    rule(
+        "T33",
+        (_SEVERAL, _TOKENS, *_PATHS),
+        _needs_prefixes,
         why="each prefix of the validation data is a separate set; a text corpus and generated tokens are one set",
         fix=f"Leave {_SEVERAL} off, or build the sets (mb data build) and set their prefixes in "
         "dataset.blend_per_split.",
-        fails={_SEVERAL: True, _TOKENS: True, **dict.fromkeys(_PATHS)},
-        passes={
-            _SEVERAL: True,
-            _TOKENS: True,
-            **dict.fromkeys(_PATHS),
-            "dataset.blend": [["data/a", "data/b"], None],
-        },
+        fails=(True, True, None, None, None),
+        passes=(True, True, _TWO_PREFIXES, None, None),
     ),
-    Rule(
-        id="T34",
-        fields=(_NAMES, _SEVERAL, _TOKENS, *_PATHS),
-        test=_needs_a_name_each,
+    rule(
+        "T34",
+        (_NAMES, _SEVERAL, _TOKENS, *_PATHS),
+        _needs_a_name_each,
         why="the losses of the sets are reported under these names, by default the last parts of the prefixes",
         fix=f"Give {_NAMES} one name for each prefix, in their order.",
-        fails={
-            _NAMES: ["books"],
-            _SEVERAL: True,
-            _TOKENS: True,
-            **dict.fromkeys(_PATHS),
-            "dataset.blend": [["data/a", "data/b"], None],
-        },
-        passes={
-            _NAMES: ["books", "web"],
-            _SEVERAL: True,
-            _TOKENS: True,
-            **dict.fromkeys(_PATHS),
-            "dataset.blend": [["data/a", "data/b"], None],
-        },
+        fails=(["books"], True, True, _TWO_PREFIXES, None, None),
+        passes=(["books", "web"], True, True, _TWO_PREFIXES, None, None),
     ),
-    Rule(
-        id="T35",
-        fields=(_COMPLETE, _TOKENS, _FINETUNING),
-        test=_needs_an_end,
+    rule(
+        "T35",
+        (_COMPLETE, _TOKENS, _FINETUNING),
+        _needs_an_end,
         why="the length of the validation set is not known: a dataset provider builds as many samples as are "
         "requested",
         fix=f"Leave {_COMPLETE} off, and set validation.eval_iters.",
-        fails={_COMPLETE: True, _TOKENS: None, _FINETUNING: None},
-        passes={_COMPLETE: True, _TOKENS: True, _FINETUNING: None},
+        fails=(True, None, None),
+        passes=(True, True, None),
     ),
 )
 """Rules that reject validation options which the data does not support."""

@@ -38,7 +38,37 @@ class EpochOrder:
         return int(self._permutations[number][position])
 
 
-class FinetuningDataset:
+class EpochsOfSamples:
+    """Base of the datasets of samples and of packs, which are read over as many epochs as necessary.
+
+    Args:
+        samples: The tokenized samples.
+        epoch: Number of samples, or of packs, of an epoch.
+        size: Length of the dataset.
+        seed: Seed of the order; None: that in which they are stored.
+    """
+
+    def __init__(self, samples: TokenizedSamples, *, epoch: int, size: int, seed: int | None) -> None:
+        self.samples, self.epoch, self._size = samples, epoch, size
+        self._order = EpochOrder(epoch, seed=seed)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def attention_length(self) -> float:
+        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
+        return self.samples.attention_length
+
+    def _number(self, index: int) -> int:
+        """Return the number of the sample or pack at an index, whose tokens can be read."""
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        self.samples.require_complete()
+        return self._order[index]
+
+
+class FinetuningDataset(EpochsOfSamples):
     """Map-style dataset of tokenized samples, without padding.
 
     A sample is a dictionary of `tokens`, `labels` (int64) and `loss_mask` (float32), all of shape [length].
@@ -65,39 +95,22 @@ class FinetuningDataset:
         multiple: int = 1,
         pack_multiple: int | None = None,
     ) -> None:
-        self.samples, self._size = samples, size
-        self._order = EpochOrder(len(samples), seed=seed)
+        super().__init__(samples, epoch=len(samples), size=size, seed=seed)
         self._padding_token, self._pad_to, self._multiple = padding_token, pad_to, multiple
         self._pack_multiple = pack_multiple
 
-    def __len__(self) -> int:
-        return self._size
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return the sample at an index."""
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        self.samples.require_complete()
-        number = self._order[index]
+        number = self._number(index)
         start, end = self.samples.starts[number : number + 2]
         ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))
         loss_mask = torch.from_numpy(self.samples.loss_mask[start + 1 : end].astype(np.float32))
         return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
 
     @property
-    def epoch(self) -> int:
-        """Number of samples of an epoch."""
-        return len(self.samples)
-
-    @property
     def mean_tokens(self) -> float:
         """Mean number of tokens of a sample, without padding."""
         return float(self.samples.lengths.mean())
-
-    @property
-    def attention_length(self) -> float:
-        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
-        return self.samples.attention_length
 
     def length(self, index: int) -> int:
         """Return the number of tokens of the sample at an index, without reading it."""

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mb_data.errors import BadDocumentError
-from mb_data.finetuning.dataset import EpochOrder
+from mb_data.finetuning.dataset import EpochsOfSamples
 from mb_data.finetuning.first_fit import PackIndex
 from mb_data.finetuning.samples import TokenizedSamples
 
 
-class PackedDataset:
+class PackedDataset(EpochsOfSamples):
     """Map-style dataset of packs, each a dictionary of tensors.
 
     Shape [S]: `tokens`, `labels`, `position_ids` (int64), `loss_mask` (float32) and `padding_mask` (bool, True where
@@ -53,8 +53,8 @@ class PackedDataset:
         pad_cu_seqlens: bool = False,
         max_samples: int | None = None,
     ) -> None:
-        self.samples, self.packs, self._size = samples, packs, size
-        self._order = EpochOrder(len(packs), seed=seed)
+        super().__init__(samples, epoch=len(packs), size=size, seed=seed)
+        self.packs = packs
         self._padding_token, self._pack_size, self._multiple = padding_token, pack_size, multiple
         limit = packs.max_samples if max_samples is None else max_samples
         if packs.max_samples > limit:
@@ -65,30 +65,14 @@ class PackedDataset:
         # the start of each sample, that of the padding behind them, and the end of the pack
         self._num_boundaries = limit + 2 if pad_cu_seqlens else 0
 
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def epoch(self) -> int:
-        """Number of packs of an epoch."""
-        return len(self.packs)
-
     @property
     def mean_tokens(self) -> float:
         """Mean number of sample tokens in a pack."""
         return float(self.samples.lengths.sum()) / len(self.packs)
 
-    @property
-    def attention_length(self) -> float:
-        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
-        return self.samples.attention_length
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return the pack at an index."""
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        self.samples.require_complete()
-        pack = self._order[index]
+        pack = self._number(index)
         first, stop = self.packs.starts[pack : pack + 2]
         arrays: dict[str, NDArray[Any]] = {
             "tokens": np.full(self._pack_size, self._padding_token, np.int64),

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from mb_data.cli.options import StepOptions
 from mb_data.loading.step_batch import (
@@ -87,13 +88,7 @@ def _as_data(
             {
                 "index": sequence.index,
                 "documents": [
-                    {
-                        "source": part.source,
-                        "document": part.document,
-                        "offset": part.offset,
-                        "tokens": part.tokens,
-                        "origin": origins.get((part.source, part.document)),
-                    }
+                    {**asdict(part), "origin": origins.get((part.source, part.document))}
                     for part in sequence.parts
                 ],
                 "tokens": list(sequence.tokens),

@@ -9,8 +9,6 @@ from typing import ClassVar
 from mb_data.aliases import accept_sequence_length
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
 
-_BUILDER = "mb_data.fim.build:build_fim_datasets"
-
 
 @dataclass(kw_only=True)
 class FillInTheMiddleOptions:
@@ -18,6 +16,8 @@ class FillInTheMiddleOptions:
 
     `random_seed` also determines which documents are rewritten and where they are split.
     """
+
+    builder: ClassVar[str] = "mb_data.fim.build:build_fim_datasets"
 
     fim_data: bool = field(default=True, init=False)
     """Always true: marks the dataset as fill-in-the-middle."""
@@ -50,12 +50,8 @@ class FillInTheMiddleOptions:
 class GPTFIMDatasetConfig(FillInTheMiddleOptions, GPTDatasetConfig):
     """Section for fill-in-the-middle data from `.bin`/`.idx` pairs; without any data path, from generated tokens."""
 
-    builder: ClassVar[str] = _BUILDER
-
 
 @accept_sequence_length
 @dataclass(kw_only=True)
 class FIMTextCorpusConfig(FillInTheMiddleOptions, TextCorpusConfig):
     """Section for fill-in-the-middle data from plain text files."""
-
-    builder: ClassVar[str] = _BUILDER

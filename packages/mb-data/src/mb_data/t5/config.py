@@ -14,6 +14,8 @@ from mb_data.t5.span_corruption import SpanSizes, fit_span_sizes
 class SpanCorruptionOptions:
     """Fields that control span corruption. `random_seed` also determines the positions of spans."""
 
+    builder: ClassVar[str] = "mb_data.t5.build:build_t5_datasets"
+
     decoder_seq_length: int = 128
     """Length of the decoder sequence in tokens, with padding."""
 
@@ -52,8 +54,6 @@ class T5DatasetConfig(SpanCorruptionOptions, GPTDatasetConfig):
     sentinel for each span, and an end token.
     """
 
-    builder: ClassVar[str] = "mb_data.t5.build:build_t5_datasets"
-
 
 @dataclass(kw_only=True)
 class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
@@ -62,5 +62,3 @@ class T5TextCorpusConfig(SpanCorruptionOptions, TextCorpusConfig):
     `seq_length` is the length of the encoder sequence: the remaining tokens of a text of `sizes.tokens` tokens, a
     sentinel for each span, and an end token.
     """
-
-    builder: ClassVar[str] = "mb_data.t5.build:build_t5_datasets"

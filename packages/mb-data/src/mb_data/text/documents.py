@@ -64,7 +64,7 @@ class DocumentChunk:
         """Yield each document with its location."""
         for offset, document in enumerate(self.documents):
             number = None if self.first_line is None else self.first_line + offset
-            is_row = isinstance(document, Mapping)
+            is_row = not isinstance(document, bytes | BadDocumentError)
             yield document, Location(path=self.path, number=number, is_row=is_row, origin=self.origin)
 
     def objects(self) -> Iterator[tuple[Row, str]]:
@@ -126,7 +126,7 @@ def parse_document(
     """
     if isinstance(document, BadDocumentError):
         raise document
-    if isinstance(document, Mapping):
+    if not isinstance(document, bytes):
         return document
     if location.number is None:
         return {json_key: _decode(document, location=location)}
@@ -284,7 +284,7 @@ def _count_lines(path: Path, end: int) -> int:
 def _decode(content: bytes, *, location: object) -> str:
     """Return a text without the byte order mark with which the file may begin."""
     try:
-        return content.decode("utf-8-sig")
+        return content.decode().removeprefix("\ufeff")  # much faster than "utf-8-sig"
     except UnicodeDecodeError as error:
         raise BadDocumentError(
             f"{location}: is not UTF-8 ({error}). Convert the file, or remove it from the inputs."

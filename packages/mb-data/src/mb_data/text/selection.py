@@ -97,7 +97,10 @@ class Selection:
                 is_kept = self.filter_function is None or self._call(
                     self.filter_function, row, location, returns=bool
                 )
-                text = self._text(row, location)
+                if self.text_function is None:
+                    text = text_of_row(row, json_key=self.json_key, location=location)
+                else:
+                    text = str(self._call(self.text_function, row, location, returns=str))
             except BadDocumentError as error:
                 if self.bad_lines == "stop":
                     raise
@@ -108,11 +111,6 @@ class Selection:
                 yield text, location
             elif text and reason is not None:
                 report.add(reason, text)
-
-    def _text(self, row: Row, location: Location) -> str:
-        if self.text_function is None:
-            return text_of_row(row, json_key=self.json_key, location=location)
-        return str(self._call(self.text_function, row, location, returns=str))
 
     def _limit(self, text: str) -> str | None:
         if len(text) < self.min_characters:

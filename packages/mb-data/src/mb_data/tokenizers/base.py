@@ -63,7 +63,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 def end_document(ids: list[int], eod: int) -> list[int]:
     """Return the ids of a document with one end-of-document id, which the tokenizer may have appended itself."""
-    return ids if ids[-1:] == [eod] else [*ids, eod]
+    return ids if ids and ids[-1] == eod else ids + [eod]  # noqa: RUF005 - a list of exact size
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from mb_config import Provenance, runtime_config_update
 from mb_models.hf.families import FAMILIES
 from mb_schema.rules import value_at
 from mb_trainer.bridge.providers import HybridModelProvider
+from mb_trainer.bridge.recipe_bases import _sft_common
 from mb_trainer.bridge.recipe_table import entries
 from mb_trainer.bridge.recipes import llama, llama3_8b_peft_config, qwen
 from mb_trainer.bridge.training.utils.omegaconf_utils import process_config_with_overrides
@@ -158,6 +159,17 @@ def test_a_script_merges_a_file_and_a_command_line(tmp_path):
     # the deprecated name is the user's, and takes precedence over the value of the recipe
     runtime_config_update(config, world_size=1, rules=())
     assert config.validation.eval_iters == 10
+
+
+def test_the_distributed_optimizer_is_on_in_both_sections_if_one_has_it_on():
+    config = _sft_common()
+    config.model = HybridModelProvider(hybrid_layer_pattern="M*", hidden_size=32)
+    config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer = False, True
+    changes = runtime_config_update(config, world_size=1, rules=())
+    assert (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer) == (True, True)
+    assert [
+        (each.rule, each.old, each.new) for each in changes if each.field == "ddp.use_distributed_optimizer"
+    ] == [("V143", False, True)]
 
 
 def test_layers_of_further_tokens_move_behind_the_pattern():

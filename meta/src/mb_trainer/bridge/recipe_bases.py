@@ -9,10 +9,10 @@ from mb_data.trainer_api import (
     HFDatasetSourceConfig,
     PromptCompletionSFTPreprocessingConfig,
 )
+from mb_trainer.bridge.container import ConfigContainer
 from mb_trainer.config import (
     PEFT,
     CheckpointConfig,
-    ConfigContainer,
     DistributedDataParallelConfig,
     DoRA,
     FinetuningDatasetConfig,

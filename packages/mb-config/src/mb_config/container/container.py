@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import NO_TARGETS, ConfigReader, consents, from_dict, to_dict
@@ -88,6 +88,10 @@ class ConfigContainer(Section):
     A section that is an object of Megatron Core's class becomes a section of this package with its values. A section of
     type Any accepts any value. Read from a file, it is a plain mapping unless `_target_` names its class.
     """
+
+    one_enables_both: ClassVar[bool] = False
+    """Whether one of two fields for one setting, such as `use_distributed_optimizer` of ddp and of optimizer, turns the
+    other on; False: both are an error if they are set to different values."""
 
     rng: RNGConfig = field(default_factory=RNGConfig)
     """Random numbers."""

@@ -149,7 +149,9 @@ class ConfigReader:
             here = join(path, key)
             try:
                 if key in writable and is_masked(value):
-                    self._leave_out(here, required=_is_required(writable[key]))
+                    if _is_required(writable[key]):
+                        raise MaskedValueError(path=here)
+                    self.hidden.add(here)
                 elif key in writable:
                     self.reject_consent(writable[key], value, path=here)
                     read = self.value(value, types[key], path=here, item=writable[key])
@@ -253,11 +255,6 @@ class ConfigReader:
             expected = " or ".join(candidate.__name__ for candidate in candidates)
             raise TargetError(f"{name} is not a {expected}", path=join(path, TARGET))
         return cls
-
-    def _leave_out(self, path: str, *, required: bool) -> None:
-        if required:
-            raise MaskedValueError(path=path)
-        self.hidden.add(path)
 
     def _nested(self, data: Mapping[str, Any], candidates: tuple[type, ...], path: str) -> object:
         return self.build(self.target(data, candidates, path=path), data, path=path)

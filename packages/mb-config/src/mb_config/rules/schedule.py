@@ -65,8 +65,14 @@ def _horizon_too_short(max_steps: int | None, iters: int | None, decay: int | No
     return f"{max_steps} differs from lr_decay_iters={decay}" if decay not in (None, max_steps) else None
 
 
-def _horizon(iters: int | None, samples: int | None, *own: int | None) -> int | None:
-    decay_iters, decay_samples, max_steps = own
+def _horizon(
+    iters: int | None,
+    samples: int | None,
+    decay_iters: int | None,
+    decay_samples: int | None,
+    max_steps: int | None,
+) -> int | None:
+    """Return the end of the decay, in steps or sequences, from the values of `_LENGTHS`."""
     if samples is not None:
         return samples if decay_samples is None else decay_samples
     return next((value for value in (max_steps, decay_iters, iters) if value is not None), None)

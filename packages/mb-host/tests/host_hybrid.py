@@ -78,3 +78,18 @@ def norms_of_gated_delta(folder: str, layout: Layout, steps: int) -> list[float]
         trainer.step(number)
     named = trainer.chunks[0].named_parameters()
     return [value for name, weight in named if "out_norm" in name for value in weight.tolist()]
+
+
+def both_ways_of_a_mixer(has_norm: bool) -> float:
+    """Return the largest difference between the two ways in which Megatron computes a Mamba layer."""
+    mixer = HybridTrainer(Layout(pattern="M")).chunks[0].decoder.layers[0].mixer
+    mixer.rmsnorm = has_norm
+    torch.manual_seed(0)
+    for parameter in (mixer.D, mixer.dt_bias):
+        torch.nn.init.normal_(parameter)
+    hidden = torch.randn(SEQUENCE, 2, mixer.config.hidden_size)
+    outputs = []
+    for mixer.use_mem_eff_path in (True, False):
+        outputs.append(mixer(hidden)[0])
+    assert outputs[0].abs().max() > 1e-3
+    return ((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max()).item()

@@ -7,6 +7,7 @@ from torch.nn.functional import normalize
 from mb_host.megatron.kernels import (
     causal_conv1d,
     chunk_gated_delta_rule,
+    mamba_chunk_scan_combined,
     mamba_split_conv1d_scan_combined,
     repeat_groups,
 )
@@ -92,6 +93,17 @@ def unsupported(case):
         mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, seq_idx=ones)
     elif case == "activation":
         mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, activation="relu")
+    elif case == "state of Mamba":
+        mamba_chunk_scan_combined(
+            *[ones] * 5,
+            2,
+            D=ones,
+            z=None,
+            dt_bias=ones,
+            dt_softplus=True,
+            return_final_states=True,
+            initial_states=None,
+        )
     elif case == "pattern":
         repeat_groups(ones, "a b", g=1, n=2, r=2)
     elif case == "state":

@@ -32,6 +32,13 @@ def test_short_vectors_have_gradients_in_float16(one_rank):
     assert gradient == pytest.approx([971.0, -9.4, -9.4, -9.4], rel=0.05)
 
 
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_both_ways_of_a_mamba_layer_are_equal(has_norm, one_rank):
+    """Megatron's `use_mamba_mem_eff_path` selects the kernel, not the result."""
+    [difference] = one_rank.run(function_in(HYBRID, "both_ways_of_a_mixer"), has_norm)
+    assert difference < 1e-5
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -40,6 +47,7 @@ def test_short_vectors_have_gradients_in_float16(one_rank):
         ("state", "output_final_state=True"),
         ("pattern", "repeat_groups: pattern 'a b'"),
         ("packed convolution", "causal_conv1d: activation='silu'"),
+        ("state of Mamba", "return_final_states=True"),
     ],
 )
 def test_unsupported_arguments_of_the_scans_are_rejected(case, message, one_rank):

@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mb_host.megatron.ssm_scan import causal_convolution, gated_delta_scan, split_conv_scan, unit_length
+from mb_host.megatron.ssm_scan import (
+    causal_convolution,
+    gated_delta_scan,
+    gated_scan,
+    split_conv_scan,
+    unit_length,
+)
 
 GATED_DELTA_CHUNK = 64
 """Tokens per chunk of the gated-delta scan."""
@@ -90,6 +96,35 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's arguments
         head_width=headdim or D.size(1),
         groups=ngroups,
     )
+
+
+def mamba_chunk_scan_combined(  # noqa: PLR0913 - the kernel's arguments
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor,
+    z: Tensor | None,
+    dt_bias: Tensor,
+    dt_softplus: bool,
+    return_final_states: bool,
+    initial_states: Tensor | None,
+) -> Tensor:
+    """Substitute for mamba-ssm's kernel of this name, as Megatron's mixer calls it; see `gated_scan`.
+
+    Raises:
+        ValueError: A state is passed or requested, or the steps are used without softplus.
+    """
+    if initial_states is not None or return_final_states or not dt_softplus:
+        raise ValueError(
+            f"mamba_chunk_scan_combined: return_final_states={return_final_states}, dt_softplus={dt_softplus}, "
+            f"initial_states {'not given' if initial_states is None else 'given'}, because this scan computes complete "
+            "sequences from a zero state. Train, or generate text with the whole prompt."
+        )
+    chunk = min(chunk_size, x.size(1))
+    return gated_scan(x, dt, A, B, C, D, step_bias_H=dt_bias, gate_BLHP=z, chunk=chunk).to(x.dtype)
 
 
 def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's arguments
@@ -233,6 +268,7 @@ def stand_in_for_mamba(mixer: ModuleType) -> None:
         HAVE_MAMBA_SSM=True,
         ExtendedRMSNorm=ExtendedRMSNorm,
         mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined,
+        mamba_chunk_scan_combined=mamba_chunk_scan_combined,
     )
 
 

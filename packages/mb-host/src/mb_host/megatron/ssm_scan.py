@@ -125,22 +125,58 @@ def split_conv_scan(  # noqa: PLR0913 - the parts of a layer
         head_width: channels P per head.
         groups: groups of heads that share `in` and `out`.
     """
-    heads, dtype = decay_H.size(0), _compute_dtype(projected_BLD)
-    inner = heads * head_width
+    heads, inner = decay_H.size(0), decay_H.size(0) * head_width
     states = (conv_weight_DW.size(0) - inner) // (2 * groups)
-    gate, mixed, steps = torch.split(projected_BLD, [inner, inner + 2 * groups * states, heads], dim=-1)
-    convolved = causal_convolution(mixed, conv_weight_DW, conv_bias_D).to(dtype)
+    gate, mixed, steps_BLH = torch.split(projected_BLD, [inner, inner + 2 * groups * states, heads], dim=-1)
+    convolved = causal_convolution(mixed, conv_weight_DW, conv_bias_D)
     values, into, out_of = torch.split(convolved, [inner, groups * states, groups * states], dim=-1)
-    values_BLHP = _unflatten(values, -1, (heads, head_width))
-    in_BLHN, out_BLHN = (
-        _unflatten(each, -1, (groups, states)).repeat_interleave(heads // groups, dim=2)
-        for each in (into, out_of)
+    output_BLHP = gated_scan(
+        _unflatten(values, -1, (heads, head_width)),
+        steps_BLH,
+        decay_H,
+        _unflatten(into, -1, (groups, states)),
+        _unflatten(out_of, -1, (groups, states)),
+        skip,
+        step_bias_H=step_bias_H,
+        gate_BLHP=_unflatten(gate, -1, (heads, head_width)),
+        chunk=chunk,
     )
-    steps_BLH = F.softplus(steps.to(dtype) + step_bias_H.to(dtype))
-    scanned = state_space_scan(values_BLHP, steps_BLH, decay_H.to(dtype), in_BLHN, out_BLHN, chunk=chunk)
+    return output_BLHP.flatten(-2).to(projected_BLD.dtype)
+
+
+def gated_scan(  # noqa: PLR0913 - the parts of a layer
+    values_BLHP: Tensor,
+    steps_BLH: Tensor,
+    decay_H: Tensor,
+    in_BLGN: Tensor,
+    out_BLGN: Tensor,
+    skip: Tensor,
+    *,
+    step_bias_H: Tensor,
+    gate_BLHP: Tensor | None,
+    chunk: int,
+) -> Tensor:
+    """Return the scan of values with its skip connection, times SiLU of the gate, [B, L, H, P] in at least float32.
+
+    Args:
+        values_BLHP: see `state_space_scan`.
+        steps_BLH: step sizes before their bias and softplus.
+        decay_H: see `state_space_scan`.
+        in_BLGN: input projection of each group of heads.
+        out_BLGN: output projection of each group of heads.
+        skip: weight of the skip connection of each head, [H] or [H, P].
+        step_bias_H: added to the steps before softplus.
+        gate_BLHP: gate; None: there is none.
+        chunk: see `state_space_scan`.
+    """
+    dtype, repeats = _compute_dtype(values_BLHP), decay_H.size(0) // in_BLGN.size(2)
+    values = values_BLHP.to(dtype)
+    in_BLHN, out_BLHN = (each.to(dtype).repeat_interleave(repeats, dim=2) for each in (in_BLGN, out_BLGN))
+    steps = F.softplus(steps_BLH.to(dtype) + step_bias_H.to(dtype))
+    scanned = state_space_scan(values, steps, decay_H.to(dtype), in_BLHN, out_BLHN, chunk=chunk)
     skip_HP = skip.to(dtype) if skip.dim() == 2 else skip.to(dtype).unsqueeze(-1)
-    output = (scanned + values_BLHP * skip_HP).flatten(-2)
-    return (output * F.silu(gate.to(dtype))).to(projected_BLD.dtype)
+    output = scanned + values * skip_HP
+    return output if gate_BLHP is None else output * F.silu(gate_BLHP.to(dtype))
 
 
 def unit_length(vectors: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from mb_models import trainer_api
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
 from mb_trainer.bridge import AutoBridge
 from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider
@@ -72,6 +73,26 @@ def test_weights_are_those_that_a_run_starts_from(folder):
     ]
     assert config.checkpoint.pretrained_checkpoint == str(folder)
     assert weights_of_model(config) == []
+
+
+def test_weights_are_loaded_into_the_chunks_of_a_rank(folder, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(trainer_api, "load_hf_weights", lambda *arguments: loaded.append(arguments))
+    bridge = AutoBridge.from_hf_pretrained(folder)
+    with pytest.raises(HuggingFaceFolderError, match=r"has no \*.safetensors"):
+        bridge.load_hf_weights(["chunk"])
+    (folder / "model.safetensors").touch()
+    bridge.load_hf_weights(["chunk"])
+    assert loaded == [(["chunk"], folder)]
+
+
+def test_options_of_from_hf_pretrained_have_an_effect_or_are_an_error(folder):
+    section = AutoBridge.from_hf_pretrained(folder, torch_dtype="torch.float16").to_megatron_provider(
+        load_weights=False
+    )
+    assert (section.params_dtype, section.fp16, section.bf16) == ("float16", True, False)
+    with pytest.raises(TypeError, match="has no option device_map"):
+        AutoBridge.from_hf_pretrained(folder, device_map="cuda", cache_dir="/tmp")
 
 
 def test_what_cannot_be_converted_or_found_is_one_line(folder, monkeypatch):

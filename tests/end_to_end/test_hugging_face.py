@@ -7,6 +7,9 @@ import torch
 from runs import mb, mb_here
 from safetensors.torch import load_file
 
+from mb_models.errors import HuggingFaceError
+from mb_trainer.bridge import AutoBridge
+
 transformers = pytest.importorskip("transformers")
 
 
@@ -51,6 +54,21 @@ def test_a_model_comes_in_trains_on_two_ranks_and_goes_out(tmp_path):
     shown = mb_here("config", "show", str(tmp_path / "imported" / "run_config.yaml"), "--out", "runs/x")
     saves = "  save: runs/x/checkpoints\n" in shown.stdout
     assert (shown.returncode, saves) == (0, True)
+
+
+def test_autobridge_converts_checkpoints_as_the_commands(tmp_path, monkeypatch):
+    llama(tmp_path / "hf")
+    bridge = AutoBridge.from_hf_pretrained(tmp_path / "hf")
+    AutoBridge.import_ckpt(tmp_path / "hf", tmp_path / "imported")
+    bridge.export_ckpt(tmp_path / "imported", tmp_path / "again")
+    before, after = weights(tmp_path / "hf"), weights(tmp_path / "again")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with pytest.raises(HuggingFaceError, match=r"--out: .* holds files"):
+        bridge.export_ckpt(tmp_path / "imported", tmp_path / "again")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HuggingFaceError, match=r"one process .WORLD_SIZE=2."):
+        AutoBridge.import_ckpt(tmp_path / "hf", tmp_path / "other")
 
 
 @pytest.mark.parametrize("command", ["import-hf", "export-hf"])

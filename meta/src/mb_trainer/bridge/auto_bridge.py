@@ -1,12 +1,15 @@
 """Model sections and weights from Hugging Face models, as Megatron-Bridge's AutoBridge does it. No torch at import."""
 
-from collections.abc import Mapping
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from mb_models import MambaModelConfig
+from mb_models import MambaModelConfig, trainer_api
 from mb_models.trainer_api import (
     ARCHITECTURES,
     HuggingFaceError,
@@ -19,6 +22,7 @@ from mb_models.trainer_api import (
     section_of,
 )
 from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider, MLAModelProvider
+from mb_trainer.run.pretrained import EXPORT, IMPORT
 
 FUSIONS: Mapping[str, object] = dict.fromkeys(
     ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "persist_layer_norm"), True
@@ -86,7 +90,13 @@ class AutoBridge:
 
     @classmethod
     def from_hf_pretrained(
-        cls, path: str | Path, *, trust_remote_code: bool = False, revision: str | None = None, **options: Any
+        cls,
+        path: str | Path,
+        *,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        torch_dtype: Any = None,
+        **options: Any,
     ) -> "AutoBridge":
         """Return the bridge of a folder, or of a model on the hub, of which config.json is read.
 
@@ -94,17 +104,29 @@ class AutoBridge:
             path: Folder with a config.json, or name of a model on the hub, which is looked up in the cache first.
             trust_remote_code: Without effect: no code of a model is run.
             revision: Revision on the hub.
+            torch_dtype: Floating-point type of the section, such as torch.bfloat16; None: that of the model.
             options: Further options of `huggingface_hub.hf_hub_download`, such as `cache_dir` and `token`.
 
         Raises:
+            TypeError: There is no such option.
             HuggingFaceFolderError: There is no such folder, and the hub cannot be reached or has no such model.
             HuggingFaceError: Models of this kind cannot be converted.
         """
         del trust_remote_code
+        if options:
+            known = signature(import_module("huggingface_hub").hf_hub_download).parameters
+            if unknown := sorted(options.keys() - known):
+                raise TypeError(
+                    f"AutoBridge.from_hf_pretrained: has no option {', '.join(unknown)}, because it only reads files. "
+                    "Remove it."
+                )
         folder = Path(path)
         if not (folder / "config.json").is_file():
             folder = _downloaded(str(path), revision=revision, **options)
-        return cls(read_config(folder), hf_model_id=str(path), folder=folder)
+        content = read_config(folder)
+        if torch_dtype is not None:
+            content = {**content, "dtype": str(torch_dtype)}
+        return cls(content, hf_model_id=str(path), folder=folder)
 
     @classmethod
     def from_hf_config(cls, config: Any) -> "AutoBridge":
@@ -173,6 +195,49 @@ class AutoBridge:
             provider.hf_weights = str(self._weights(hf_path))
         return provider
 
+    def load_hf_weights(self, model: Sequence[Any], hf_path: str | Path | None = None) -> None:
+        """Copy the weights into this rank's chunks, under any layout. Not collective.
+
+        Args:
+            model: Chunks that were built from the section.
+            hf_path: Folder of the weights; None: that of the model.
+
+        Raises:
+            HuggingFaceError: There are no weights, or the model expects others.
+        """
+        trainer_api.load_hf_weights(model, self._weights(hf_path))  # imports torch, as late as this
+
+    @classmethod
+    def import_ckpt(cls, hf_model_id: str | Path, megatron_path: str | Path, **options: Any) -> None:
+        """Write a checkpoint from the weights of a folder, in a process on the CPU, as `mb import-hf`.
+
+        A run starts from it with `checkpoint.pretrained_checkpoint=megatron_path`.
+
+        Args:
+            hf_model_id: Folder with config.json and *.safetensors, such as one in the cache of the hub.
+            megatron_path: New folder.
+            options: Those of `from_hf_pretrained`.
+
+        Raises:
+            HuggingFaceError: The weights are missing or cannot be converted, or several processes call this.
+        """
+        folder = cls.from_hf_pretrained(hf_model_id, **options)._weights()
+        _convert([*IMPORT, str(folder), "--out", str(megatron_path)])
+
+    def export_ckpt(self, megatron_path: str | Path, hf_path: str | Path) -> None:
+        """Write the newest checkpoint of a run as a folder of transformers, on the CPU, as `mb export-hf`.
+
+        Args:
+            megatron_path: Run folder, or its checkpoints.
+            hf_path: New folder.
+
+        Raises:
+            HuggingFaceError: The model cannot be converted, or several processes call this.
+        """
+        _convert(
+            [*EXPORT, str(megatron_path), "--out", str(hf_path), "--model-type", self.config["model_type"]]
+        )
+
     def _weights(self, hf_path: str | Path | None = None) -> Path:
         folder = Path(hf_path) if hf_path is not None else self.folder
         if folder is None or not is_model_folder(folder):
@@ -181,6 +246,20 @@ class AutoBridge:
                 "load_weights=False for random weights, or the folder of the downloaded model as hf_path."
             )
         return folder
+
+
+def _convert(command: Sequence[str]) -> None:
+    """Run a command that converts weights: it would make this process one without a GPU."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise HuggingFaceError(
+            f"AutoBridge: {command[-1]} is written by one process (WORLD_SIZE={os.environ['WORLD_SIZE']}), because the "
+            "others would write the same files. Convert in a script of its own, before the run."
+        )
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if ended.returncode:
+        raise HuggingFaceError(
+            (ended.stderr.strip() or f"exit code {ended.returncode}").removeprefix("error: ")
+        )
 
 
 def _dtype(content: Mapping[str, Any]) -> Any:

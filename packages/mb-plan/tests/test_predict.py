@@ -107,6 +107,7 @@ def test_the_error_is_that_of_the_runs_on_the_gpu_in_the_precision_or_of_other_g
     known = [each for each in script.published_runs() if each.group == ("h100", "fp8", "dense")]
     error = predict(sections, plan, gpu="h100").error
     assert (error.runs, error.of, error.left_out) == (len(known), "h100 in fp8, dense", "model")
+    assert error.never_fitted == sum(not each.fitted for each in script.published_runs())
     other = predict(sections, plan, gpu="h200")
     assert (other.error.runs, other.error.left_out) == (fitted()["runs"], "gpu")
     speed = other.tokens_per_second_per_gpu

@@ -51,7 +51,9 @@ def _lines(prediction: Prediction, *, gpu: str) -> Iterator[tuple[str, str]]:
     yield (
         "error",
         f"{error.median:.0%} in the median and {1 - error.within_25_percent:.0%} of runs above 25 %, over {runs} "
-        f"({error.of}), predicted without those of the same {'GPU' if error.left_out == 'gpu' else 'model'}; "
+        f"({error.of}), predicted without those of the same {'GPU' if error.left_out == 'gpu' else 'model'}; over the "
+        f"{error.never_fitted} of all GPUs that were never fitted, {error.never_fitted_median:.0%} and "
+        f"{1 - error.never_fitted_within_25_percent:.0%}; "
         f"for the mean of Megatron-Bridge's releases {' to '.join(error.releases)}",
     )
 

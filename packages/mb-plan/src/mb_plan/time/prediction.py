@@ -42,6 +42,10 @@ class UnseenRunErrors:
     median: float
     within_25_percent: float
     """Fraction of the runs."""
+    never_fitted: int
+    """Number of runs, on all GPUs, that no fit has contained."""
+    never_fitted_median: float
+    never_fitted_within_25_percent: float
     releases: tuple[str, str]
     """First and last release of Megatron-Bridge; a prediction is for their mean."""
 
@@ -241,6 +245,7 @@ def _published_error(gpu: str, precision: str, kind: str) -> tuple[UnseenRunErro
     Without such runs they are those of all runs, each predicted without the runs on its GPU.
     """
     found = fitted()
+    kept_back = found["errors"]["kept_back"]
     for group in found["errors_by_group"]:
         if (group["gpu"], group["precision"], group["kind"]) == (gpu, precision, kind):
             errors, of, (low, high) = group, f"{gpu} in {precision}, {kind}", group["range"]
@@ -254,6 +259,9 @@ def _published_error(gpu: str, precision: str, kind: str) -> tuple[UnseenRunErro
         left_out="gpu" if of == "all GPUs" else "model",
         median=errors["median"],
         within_25_percent=errors["within_25_percent"],
+        never_fitted=found["runs"] - found["fitted_runs"],
+        never_fitted_median=kept_back["median"],
+        never_fitted_within_25_percent=kept_back["within_25_percent"],
         releases=tuple(found["releases"]),
     )
     return error, (low, high)

@@ -24,6 +24,15 @@ FURTHER: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**LATENT, "q_lora_rank": 24},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+    },
     "qwen2_moe": {**EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48},
     "qwen3_moe": {**EXPERTS, "num_experts": 4, "mlp_only_layers": [1]},
 }

@@ -299,7 +299,9 @@ def test_a_model_by_its_sizes_has_the_parts_of_llama():
 
 def test_a_hybrid_needs_the_pattern_of_its_layers():
     config = {name: value for name, value in NEMOTRON_H.items() if name != "hybrid_override_pattern"}
-    with pytest.raises(ModelFileError, match="hybrid_override_pattern is None, and must name the layers"):
+    with pytest.raises(
+        ModelFileError, match="hybrid_override_pattern is None, layers_block_type is None, and one"
+    ):
         fields_of_config(config)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mb_plan.errors import ModelFileError
+from mb_plan.shape.hybrid_pattern import ATTENTION, EXPERTS, MAMBA, MLP
 
 Config = Mapping[str, Any]
 
@@ -27,6 +28,8 @@ def fields_of_config(config: Config) -> dict[str, Any]:
         )
     if kind == "gpt2":
         return _gpt2(config)
+    if kind == "nemotron_h":
+        config = {**config, "num_hidden_layers": len(_pattern(config))}
     return {**_decoder(config), **FAMILIES[str(kind)](config)}
 
 
@@ -195,12 +198,33 @@ def _gemma3(config: Config) -> dict[str, Any]:
     return {**_gemma2(config), "qk_layernorm": True}
 
 
-def _nemotron_h(config: Config) -> dict[str, Any]:
-    experts, pattern = {}, config.get("hybrid_override_pattern")
-    if not isinstance(pattern, str):
+_LETTERS = {
+    "linear_attention": MAMBA,
+    "mamba": MAMBA,
+    "moe": EXPERTS,
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "mlp": MLP,
+}
+"""Kind of a layer in the files of transformers 5, which have no pattern -> its letter."""
+
+
+def _pattern(config: Config) -> str:
+    """Return the letters of the layers of a Nemotron-H."""
+    pattern, kinds = config.get("hybrid_override_pattern"), config.get("layers_block_type")
+    if not isinstance(pattern, str) and isinstance(kinds, list) and {*kinds} <= {*_LETTERS}:
+        pattern = "".join(_LETTERS[kind] for kind in kinds)
+    if not isinstance(pattern, str) or not pattern:
         raise ModelFileError(
-            f"config.json: hybrid_override_pattern is {pattern!r}, and must name the layers. Correct the file."
+            f"config.json: hybrid_override_pattern is {pattern!r}, layers_block_type is {kinds!r}, and one of them "
+            f"must name the layers, the second by {', '.join(_LETTERS)}. Correct the file."
         )
+    return pattern
+
+
+def _nemotron_h(config: Config) -> dict[str, Any]:
+    experts: dict[str, Any] = {}
+    pattern = _pattern(config)
     if "E" in pattern:
         shared = (config.get("n_shared_experts") or 0) * (
             config.get("moe_shared_expert_intermediate_size") or 0
@@ -208,6 +232,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
         experts = {
             **_experts(config, "n_routed_experts", "moe_intermediate_size"),
             "moe_shared_expert_intermediate_size": shared,
+            "moe_latent_size": config.get("moe_latent_size"),
         }
     return {
         "hybrid_layer_pattern": pattern,

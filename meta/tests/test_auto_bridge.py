@@ -93,6 +93,10 @@ def test_options_of_from_hf_pretrained_have_an_effect_or_are_an_error(folder):
     assert (section.params_dtype, section.fp16, section.bf16) == ("float16", True, False)
     with pytest.raises(TypeError, match="has no option device_map"):
         AutoBridge.from_hf_pretrained(folder, device_map="cuda", cache_dir="/tmp")
+    with pytest.raises(TypeError, match="has no option torch_dtype"):
+        AutoBridge.import_ckpt(folder, folder / "out", torch_dtype="bfloat16")
+    with pytest.raises(HuggingFaceFolderError, match=r"has no \*.safetensors. Pass the folder"):
+        AutoBridge.import_ckpt(folder, folder / "out", trust_remote_code=True)
 
 
 def test_what_cannot_be_converted_or_found_is_one_line(folder, monkeypatch):

@@ -52,6 +52,18 @@ from mb_resilience import StragglerDetectionConfig as StragglerDetectionConfig
 
 
 @dataclass(kw_only=True)
+class HuggingFaceSource:
+    """Part of a model section that is made of a Hugging Face model."""
+
+    hf_model_id: str | None = None
+    """Name of the model that the architecture is that of; for information."""
+    hf_model_revision: str | None = None
+    """Revision of that model; for information."""
+    hf_weights: str | None = None
+    """Folder of weights that a run starts from, unless `checkpoint.pretrained_checkpoint` is set."""
+
+
+@dataclass(kw_only=True)
 class ConfigContainer(mb_config.ConfigContainer):
     """Configuration of a run, one section per subsystem."""
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -44,12 +44,19 @@ def names() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
+@cache
+def written_recipes() -> Mapping[str, Any]:
+    """Return the content of recipes.json."""
+    content: Mapping[str, Any] = json.loads((_FOLDER / "recipes.json").read_text(encoding="utf-8"))
+    return content
+
+
 def _recipe_modules() -> Mapping[str, Mapping[str, str]]:
     """Return the recipes of recipes.json: module below `megatron.bridge` -> name -> name of the recipe.
 
     A package has the recipes of its modules.
     """
-    content = json.loads((_FOLDER / "recipes.json").read_text(encoding="utf-8"))
+    content = written_recipes()
     modules = {module: {name: name for name in entries} for module, entries in content["recipes"].items()}
     found: dict[str, dict[str, str]] = {}
     for module, listed in [*modules.items(), *content["aliases"].items()]:

@@ -113,16 +113,7 @@ class AutoBridge:
             HuggingFaceError: Models of this kind cannot be converted.
         """
         del trust_remote_code
-        if options:
-            known = signature(import_module("huggingface_hub").hf_hub_download).parameters
-            if unknown := sorted(options.keys() - known):
-                raise TypeError(
-                    f"AutoBridge.from_hf_pretrained: has no option {', '.join(unknown)}, because it only reads files. "
-                    "Remove it."
-                )
-        folder = Path(path)
-        if not (folder / "config.json").is_file():
-            folder = _downloaded(str(path), revision=revision, **options)
+        folder = _folder(str(path), revision=revision, **options)
         content = read_config(folder)
         if torch_dtype is not None:
             content = {**content, "dtype": str(torch_dtype)}
@@ -208,7 +199,14 @@ class AutoBridge:
         trainer_api.load_hf_weights(model, self._weights(hf_path))  # imports torch, as late as this
 
     @classmethod
-    def import_ckpt(cls, hf_model_id: str | Path, megatron_path: str | Path, **options: Any) -> None:
+    def import_ckpt(
+        cls,
+        hf_model_id: str | Path,
+        megatron_path: str | Path,
+        *,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> None:
         """Write a checkpoint from the weights of a folder, in a process on the CPU, as `mb import-hf`.
 
         A run starts from it with `checkpoint.pretrained_checkpoint=megatron_path`.
@@ -216,12 +214,19 @@ class AutoBridge:
         Args:
             hf_model_id: Folder with config.json and *.safetensors, such as one in the cache of the hub.
             megatron_path: New folder.
-            options: Those of `from_hf_pretrained`.
+            trust_remote_code: Without effect: no code of a model is run.
+            options: Options of `huggingface_hub.hf_hub_download`. The weights keep their floating-point type.
 
         Raises:
+            TypeError: There is no such option.
             HuggingFaceError: The weights are missing or cannot be converted, or several processes call this.
         """
-        folder = cls.from_hf_pretrained(hf_model_id, **options)._weights()
+        del trust_remote_code
+        folder = _folder(str(hf_model_id), **options)
+        if not is_model_folder(folder):
+            raise HuggingFaceFolderError(
+                f"{folder}: has no *.safetensors. Pass the folder of the downloaded model."
+            )
         _convert([*IMPORT, str(folder), "--out", str(megatron_path)])
 
     def export_ckpt(self, megatron_path: str | Path, hf_path: str | Path) -> None:
@@ -267,9 +272,24 @@ def _dtype(content: Mapping[str, Any]) -> Any:
     return named if named in ("float32", "bfloat16", "float16") else "bfloat16"
 
 
-def _downloaded(name: str, **options: Any) -> Path:
-    """Return the folder of a model's config.json in the cache of the hub, downloaded if it is not there."""
+def _folder(name: str, **options: Any) -> Path:
+    """Return the folder of a model's config.json: `name`, or that in the cache of the hub, downloaded if necessary.
+
+    Raises:
+        TypeError: There is no such option.
+        HuggingFaceFolderError: There is no such folder, and the hub cannot be reached or has no such model.
+    """
+    folder = Path(name)
+    is_local = (folder / "config.json").is_file()
+    if is_local and options.keys() <= {"revision"}:
+        return folder
     hub = import_module("huggingface_hub")
+    if unknown := sorted(options.keys() - signature(hub.hf_hub_download).parameters):
+        raise TypeError(
+            f"AutoBridge: has no option {', '.join(unknown)}, because it only reads files. Remove it."
+        )
+    if is_local:
+        return folder
     errors = import_module("huggingface_hub.errors")
     try:
         return Path(hub.hf_hub_download(name, "config.json", **options)).parent

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
 from mb_models.trainer_api import DType, main_layers, megatron_fields
+from mb_trainer.config import HuggingFaceSource
 
 BUILT_BY_MEGATRON = {
     "transformer_layer_spec": (
@@ -60,18 +61,6 @@ class ProviderDefaults:
             del declared[name]
             if name in vars(cls):
                 delattr(cls, name)
-
-
-@dataclass(kw_only=True)
-class HuggingFaceSource:
-    """Where a section comes from."""
-
-    hf_model_id: str | None = None
-    """Name of the model that the architecture is that of; for information."""
-    hf_model_revision: str | None = None
-    """Revision of that model; for information."""
-    hf_weights: str | None = None
-    """Folder of weights that a run starts from, unless `checkpoint.pretrained_checkpoint` is set."""
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,6 @@ An entry is the name of a base and of a model, and the settings of each section;
 which it differs. `meta/tests/bridge_recipes.py` writes the file.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from mb_config import Provenance, get_mixed_precision_config
 from mb_config.trainer_api import YamlFile, merge_yaml, recipe
-from mb_trainer.bridge import providers
+from mb_trainer.bridge import providers, written_recipes
 from mb_trainer.bridge.auto_bridge import AutoBridge
 from mb_trainer.bridge.recipe_bases import (
     COMMON_RECIPE_ENV_VARS,
@@ -33,7 +32,7 @@ _BASES = {"pretrain": _pretrain_common, "sft": _sft_common, "peft": _peft_common
 @cache
 def entries() -> Mapping[str, Mapping[str, Any]]:
     """Return the entries of all recipes by name, with all settings."""
-    modules = json.loads(FILE.read_text(encoding="utf-8"))["recipes"].values()
+    modules = written_recipes()["recipes"].values()
     return in_full({name: entry for listed in modules for name, entry in listed.items()})
 
 

@@ -27,8 +27,7 @@ from mb_metrics.trainer_api import RunFolder, changed_code
 from mb_models.trainer_api import fixed_by_weights, stored_optimizer_error
 from mb_resilience import RestartAttempt
 from mb_resilience.trainer_api import require_monitor
-from mb_trainer.bridge.providers import HuggingFaceSource
-from mb_trainer.config import ConfigContainer
+from mb_trainer.config import ConfigContainer, HuggingFaceSource
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.run.completion import complete
 from mb_trainer.run.data_checks import verify_data

@@ -14,6 +14,7 @@ TRUST = "the callback of the option trusts the folders for the length of the com
 BRIDGE = "Megatron-Bridge's signature"
 ALLOWED = {
     "mb_trainer.bridge.auto_bridge.AutoBridge.from_hf_pretrained.trust_remote_code": f"{BRIDGE}; no code is run",
+    "mb_trainer.bridge.auto_bridge.AutoBridge.import_ckpt.trust_remote_code": f"{BRIDGE}; no code is run",
     "mb_checkpoint.megatron.torch_optimizer.TorchOptimizerState.sharded_state_dict.metadata": "of sharded ones",
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; one index",
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; one index",

@@ -122,6 +122,14 @@ def test_the_fields_of_the_pages_exist():
     assert unknown == []
 
 
+def test_the_files_of_the_explanations_exist():
+    page = (ROOT / "meta" / "docs" / "explanation" / "ways.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(mb_\w+/[\w/]+\.\w+)`", page)
+    sources = [ROOT / "meta" / "src", *(ROOT / "packages").glob("mb-*/src")]
+    assert len(named) > 40
+    assert [name for name in named if not any((source / name).is_file() for source in sources)] == []
+
+
 def test_copied_code_has_no_prompts():
     """The site hides prompts and output while it copies; what Pygments marks as neither is Python or shell."""
     from pygments.lexers import get_lexer_by_name

@@ -1,11 +1,11 @@
 """Saving: the sequence of a save, and the steps that precede the commit.
 
-1. **Collect** (`save_state.py`): the state of this rank in the form of the layout. Collective, because it needs the
+1. **Collect** (`state.py`): the state of this rank in the form of the layout. Collective, because it needs the
    state of all ranks at this step.
 2. **Stage** (`plan_save` here): create the hidden folder `.saving_iter_*` (`commit.open_staging`), assign each piece of
-   the state to one rank (`mcore_plan.py`, `save_shards.py`), and write the small files. A background save also copies
+   the state to one rank (`megatron/plan.py`, `shards.py`), and write the small files. A background save also copies
    the tensors to host memory (`staging_buffer.py`), so that training can change them. A run without Megatron Core has
-   its own steps 1 and 2 (`torch_state.py`, `torch_checkpointer.py`); the others are the same (`save_plan.py`).
+   its own steps 1 and 2 (`torch/state.py`, `torch/checkpointer.py`); the others are the same (`plan.py`).
 3. **Write** (`writing.py`): each rank writes its data files, hashing them on the way, and fsyncs each one. A background
    save does this in the writer process (`background_writer.py`, `worker.py`).
 4. **Gather the results**: `collectives.on_every_rank` in a synchronous save; in a background save, the polls of

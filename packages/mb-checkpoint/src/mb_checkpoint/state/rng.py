@@ -63,7 +63,7 @@ def restore_rng_state(state: Mapping[str, Any], tracker: RngTracker | None = Non
         numpy.random.set_state(tuple(state["np_rng_state"]))
     if torch.cuda.is_available() and "cuda_rng_state" in state:
         on_gpu = state["cuda_rng_state"]
-        # Else that of a CPU, which `save_state.py` stores.
+        # Else that of a CPU, which `save/state.py` stores.
         if on_gpu.numel() == torch.cuda.get_rng_state().numel():
             torch.cuda.set_rng_state(on_gpu)
 

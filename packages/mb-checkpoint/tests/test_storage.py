@@ -1,5 +1,6 @@
 """Copies of checkpoints in a storage: a folder, fsspec's memory, and S3; kills, damage, outages, and whole runs."""
 
+import errno
 import json
 import os
 import re
@@ -389,6 +390,23 @@ def test_only_the_newest_of_several_waiting_checkpoints_is_copied(tmp_path):
     uploader.submit(saved[0])
     uploader.stop()
     uploader.wait()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_the_log_ends_one_copy(tmp_path):
+    lines = Lines()
+    errors = iter([OSError(errno.ENOSPC, "No space left on device")])
+
+    def log(text):
+        for error in errors:
+            raise error
+        lines(text)
+
+    uploader = StorageUploader(Destination(address=str(tmp_path / "storage")), log=log)
+    for step in (1, 2):
+        uploader.submit(complete_checkpoint.save(tmp_path / "run", step))
+        uploader.wait()
+    assert len(lines.of("copied iter_0000002")) == 1
 
 
 class Uploaders:

@@ -142,10 +142,15 @@ class StorageUploader:
                     self._log(self._copy_with_others(checkpoint, number, self._ranks))
                 else:
                     self._help(checkpoint, number, self._ranks)
-            finally:
+            except BaseException:  # of the store or the log: the next checkpoint starts another thread
                 with self._condition:
-                    self._busy = False
+                    self._thread, self._busy = None, False
+                    self._line.clear()
                     self._condition.notify_all()
+                raise
+            with self._condition:
+                self._busy = False
+                self._condition.notify_all()
 
     def _decide(self, number: int, decision: str) -> None:
         if self._ranks is not None:

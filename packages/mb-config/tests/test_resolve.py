@@ -275,6 +275,41 @@ def test_epochs_and_another_number_of_steps_are_a_conflict(make, facts, part):
     assert (problem.id, problem.message) == ("V056", f"is 5, and train.num_epochs is 2{part}")
 
 
+def scheduled(**values):
+    """A schedule of 4 steps of 8 and 10 of 16: 192 sequences of 8 tokens, of which the last batch exceeds 185."""
+    text = f"0:8 {32 * 8}:16"
+    return TrainingConfig(train_samples=185, step_batch_size_schedule=text, micro_batch_size=2, **values)
+
+
+@pytest.mark.parametrize(("batch", "evaluated"), [(None, 4), (8, 8)])
+def test_samples_of_a_schedule_set_the_steps(make, batch, evaluated):
+    config = make(train=scheduled(global_batch_size=batch), scheduler=SchedulerConfig())
+    config.model.seq_length = 8
+    config.train.finalize()
+    assert config.train.train_iters is None  # the sequence length is the model's
+    changes = runtime_config_update(config, world_size=2)
+    assert {change.field: change.new for change in changes}["train.train_iters"] == 4 + 10
+    assert config.train.global_batch_size == batch
+    assert config.validation.eval_global_batch_size == evaluated
+    assert (config.scheduler.lr_decay_steps, config.scheduler.wd_incr_steps) == (185, 185)
+    assert runtime_config_update(config, world_size=2) == []
+    assert config.check(world_size=2) == []
+
+
+def test_samples_of_a_schedule_and_another_number_of_steps_are_a_conflict(make):
+    config = make(train=scheduled(train_iters=13), scheduler=SchedulerConfig())
+    config.model.seq_length = 8
+    with pytest.raises(ConfigError) as rejected:
+        runtime_config_update(config, world_size=2)
+    [problem] = rejected.value.problems
+    assert (problem.id, problem.message) == (
+        "V056",
+        "is 13, and train.train_samples is 185, which is 14 steps of the schedule",
+    )
+    config.train.train_iters = 14
+    runtime_config_update(config, world_size=2)
+
+
 def test_a_length_that_is_not_given_is_rejected(make):
     with pytest.raises(ConfigError, match="V056"):
         runtime_config_update(

@@ -343,6 +343,10 @@ GENERATED = "dataset: {_target_: mb_data.config.MockGPTDatasetConfig, seq_length
         ),
         (f"{GENERATED}\ntrain: {{train_iters: many}}", "train.train_iters: expected int"),
         (
+            f"{GENERATED}\ntrain: {{train_iters: 9, step_batch_size_schedule: '0:4 1K:8'}}",
+            "train.step_batch_size_schedule: is set, but the number of samples follows from its batch sizes",
+        ),
+        (
             f"{GENERATED}\ntrain: {{train_iters: 9, global_batch_size: 4}}\nvalidation: {{eval_iters: few}}",
             "validation.eval_iters: expected int",
         ),

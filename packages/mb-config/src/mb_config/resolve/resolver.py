@@ -19,7 +19,7 @@ from mb_config.resolve.state import Change, Priority, ResolverState
 from mb_config.rules import batch_sizes, schedule
 from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES, MOVED
-from mb_config.schedules.batch_stages import steps_within
+from mb_config.schedules.batch_stages import scheduled_stages, steps_until, steps_within
 from mb_config.schedules.learning_rate import epoch_iterations, scheduler_steps, weight_decays
 from mb_schema.rules import NOTHING, Problem
 
@@ -252,11 +252,19 @@ def _evaluation(state: ResolverState) -> None:
             )
         else:
             state.set(new, state.get(old), rule="V139d", why=f"{old} is its deprecated name")
-    for name in ("global_batch_size", "micro_batch_size"):
+    train = state.config.train
+    sizes = {"global_batch_size": train.global_batch_size, "micro_batch_size": train.micro_batch_size}
+    why = dict.fromkeys(sizes, "as in training")
+    if (
+        train.global_batch_size is None
+        and train.step_batch_size_schedule is not None
+        and train.micro_batch_size
+    ):
+        sizes["global_batch_size"] = train.micro_batch_size * state.config.data_parallel_size
+        why["global_batch_size"] = "one micro batch on each replica, as in Megatron-LM"
+    for name, size in sizes.items():
         if state.get(f"validation.eval_{name}") is None:
-            state.set(
-                f"validation.eval_{name}", state.get(f"train.{name}"), rule="V118", why="as in training"
-            )
+            state.set(f"validation.eval_{name}", size, rule="V118", why=why[name])
 
 
 def _length(state: ResolverState, facts: Mapping[str, object]) -> None:
@@ -265,7 +273,11 @@ def _length(state: ResolverState, facts: Mapping[str, object]) -> None:
     state.problems += wrong
     if not wrong and train.num_epochs is not None:
         _epochs(state, facts.get(TRAINING_SAMPLES))
-    elif not wrong and train.train_samples is not None and not _batch_problems(state, facts):
+    elif wrong or train.train_samples is None or _batch_problems(state, facts):
+        return
+    elif train.step_batch_size_schedule is not None:
+        _length_of_schedule(state)
+    else:
         state.set(
             "train.train_iters",
             steps_within(
@@ -274,6 +286,24 @@ def _length(state: ResolverState, facts: Mapping[str, object]) -> None:
             rule="V057",
             why="the steps with a full batch in train_samples",
         )
+
+
+def _length_of_schedule(state: ResolverState) -> None:
+    """Compute the number of steps from that of the samples. A number of steps that the user set as well must be it."""
+    train, path = state.config.train, "train.train_iters"
+    stages = scheduled_stages(train.step_batch_size_schedule, seq_length=state.get("model.seq_length"))
+    steps = steps_until(train.train_samples, stages)
+    if state.priority(path) > Priority.COMPUTED and train.train_iters not in (None, steps):
+        state.conflict(
+            (path, "train.train_samples", "train.step_batch_size_schedule"),
+            rule="V056",
+            message=f"is {train.train_iters}, and train.train_samples is {train.train_samples}, which is {steps} steps "
+            "of the schedule",
+            why="both set the end of the training",
+            fix=f"Set one of the two to null, such as {path}=null.",
+        )
+    else:
+        state.set(path, steps, rule="V057", why="the steps of the schedule that read train_samples")
 
 
 def _epochs(state: ResolverState, size: object) -> None:
@@ -325,7 +355,8 @@ def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) ->
     for path, value in defaults.items():
         state.set(path, value, rule="V208", why="the schedule requires a number")
     state.problems += _batch_problems(state, facts)
-    known = config.train.train_iters is not None and config.train.global_batch_size
+    sized = config.train.global_batch_size or config.train.step_batch_size_schedule
+    known = config.train.train_iters is not None and sized
     if state.problems or not known:
         return
     steps = scheduler_steps(

@@ -12,11 +12,12 @@ MAX_STEPS = 10_000
 """Maximum number of steps of a ramp-up, because each is checked separately."""
 
 
-def _batch_sizes(batch: int | None, micro: int | None) -> str | None:
+def _batch_sizes(batch: int | None, micro: int | None, schedule: str | None) -> str | None:
     wrong = [
         f"{name}={format_value(value)}"
         for name, value in (("global_batch_size", batch), ("micro_batch_size", micro))
-        if value is None or value < 1
+        if (value is None and (schedule is None or name != "global_batch_size"))
+        or (value is not None and value < 1)
     ]
     return f"both batch sizes must be at least 1 ({', '.join(wrong)})" if wrong else None
 
@@ -67,12 +68,11 @@ def _scheduled(
     text: str | None,
     ramp: list[int] | None,
     lenient: bool | None,
-    samples: int | None,
     seq_length: int | None,
 ) -> str | None:
     if text is None:
         return None
-    others = {"rampup_batch_size": ramp, "decrease_batch_size_if_needed": lenient, "train_samples": samples}
+    others = {"rampup_batch_size": ramp, "decrease_batch_size_if_needed": lenient}
     conflicting = [f"{name}={format_value(value)}" for name, value in others.items() if value]
     if conflicting:
         return f"cannot be combined with {', '.join(conflicting)}"
@@ -85,7 +85,7 @@ def _scheduled(
 
 def is_valid_schedule(text: str) -> bool:
     """Return True if a schedule can be parsed, with its thresholds as sequences."""
-    return _scheduled(text, None, None, None, None) is None
+    return _scheduled(text, None, None, None) is None
 
 
 def _schedule_divides(
@@ -100,8 +100,12 @@ def _schedule_divides(
     return f"the batch size {wrong[0]} is not a multiple of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
-def _less_than_one_batch(samples: int | None, batch: int | None, ramp: list[int] | None) -> str | None:
+def _less_than_one_batch(
+    samples: int | None, batch: int | None, ramp: list[int] | None, schedule: str | None
+) -> str | None:
     first = ramp[0] if ramp else batch
+    if schedule is not None:  # the last batch is always read
+        return None
     if samples is None or first is None or samples <= 0 or samples >= first:
         return None
     return f"{samples} sequences are less than one batch of {first}"
@@ -187,12 +191,11 @@ RULES: tuple[Rule, ...] = (
             "train.step_batch_size_schedule",
             "train.rampup_batch_size",
             "train.decrease_batch_size_if_needed",
-            "train.train_samples",
             "model.seq_length",
         ),
         test=_scheduled,
         why="it sets every batch size and the token at which it starts, beginning at 0 and increasing",
-        fix='Write it as "0:768 250B:1536", with train.train_iters, and without the other fields.',
+        fix='Write it as "0:768 250B:1536", without the other fields.',
         fails={"train.step_batch_size_schedule": "1B:512"},
         passes={"train.step_batch_size_schedule": "0:256 1B:512", "model.seq_length": 4096},
     ),
@@ -207,7 +210,7 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V247",
-        within("train", "train_samples global_batch_size rampup_batch_size"),
+        within("train", "train_samples global_batch_size rampup_batch_size step_batch_size_schedule"),
         _less_than_one_batch,
         why="incomplete batches are dropped, so that no step would be trained",
         fix="Lower train.global_batch_size or raise train.train_samples.",
@@ -216,7 +219,7 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V118",
-        within("train", "global_batch_size micro_batch_size"),
+        within("train", "global_batch_size micro_batch_size step_batch_size_schedule"),
         _batch_sizes,
         why="training and evaluation both use them",
         fix="Set train.global_batch_size and train.micro_batch_size.",

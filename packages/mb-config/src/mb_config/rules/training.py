@@ -10,7 +10,12 @@ from mb_schema.rules import Rule
 
 
 def _length_not_set_once(
-    iters: int | None, samples: int | None, epochs: float | None, batch: int | None, ramp: list[int] | None
+    iters: int | None,
+    samples: int | None,
+    epochs: float | None,
+    batch: int | None,
+    ramp: list[int] | None,
+    schedule: str | None,
 ) -> str | None:
     given = [
         f"{name}={value}"
@@ -29,19 +34,19 @@ def _length_not_set_once(
         and iters == steps_within(samples, global_batch_size=batch, ramp=ramp)
     ):
         return None
-    if (
-        samples is None
-    ):  # resolving compares the steps with the epochs, for which it needs the size of the dataset
+    # resolving compares the steps with the epochs, for which it needs the size of the dataset, and with the samples of
+    # a schedule, for which it needs the sequence length
+    if samples is None or (schedule is not None and epochs is None):
         return None
     return f"the training length is set more than once ({', '.join(given)})"
 
 
-def _samples_without_batch(samples: int | None, batch: int | None) -> str | None:
+def _samples_without_batch(samples: int | None, batch: int | None, schedule: str | None) -> str | None:
     if samples is None:
         return None
     if samples <= 0:
         return f"must be above 0, not {samples}"
-    if batch is None:
+    if batch is None and schedule is None:
         return f"requires train.global_batch_size (train_samples={samples}, global_batch_size=null)"
     return None
 
@@ -109,6 +114,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
             "train.num_epochs",
             "train.global_batch_size",
             "train.rampup_batch_size",
+            "train.step_batch_size_schedule",
         ),
         test=_length_not_set_once,
         why="exactly one of the three sets the end of the training",
@@ -118,7 +124,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
     ),
     rule(
         "V057",
-        within("train", "train_samples global_batch_size"),
+        within("train", "train_samples global_batch_size step_batch_size_schedule"),
         _samples_without_batch,
         why="the number of steps follows from both",
         fix="Set a positive train.train_samples and train.global_batch_size.",

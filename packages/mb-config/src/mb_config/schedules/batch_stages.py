@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -66,6 +66,14 @@ def sequences_in(steps: int, stages: Sequence[BatchStage], *, unit: int = 1) -> 
         taken = min(left, max(0, -(-(following.first - consumed) // max(size, 1))))
         consumed, left = consumed + taken * size, left - taken
     return consumed + left * (stages[-1].size // unit * unit)
+
+
+def steps_until(sequences: int, stages: Sequence[BatchStage]) -> int:
+    """Return the number of steps after which at least so many sequences are consumed, as Megatron-LM counts them.
+
+    The last step of a schedule reads a full batch, part of which may be beyond `sequences`.
+    """
+    return bisect_left(range(sequences), sequences, key=lambda steps: sequences_in(steps, stages))
 
 
 def steps_within(sequences: int, *, global_batch_size: int, ramp: list[int] | None = None) -> int:

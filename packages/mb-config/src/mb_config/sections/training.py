@@ -28,7 +28,8 @@ class TrainingConfig(Section):
 
     step_batch_size_schedule: str | None = None
     """Batch-size schedule "threshold:size ..." such as "0:768 250B:1536"; thresholds are consumed tokens. Replaces
-    `global_batch_size` in training; evaluations still use `global_batch_size`."""
+    `global_batch_size` in training; evaluations still use `global_batch_size`, or if it is None one micro batch on each
+    replica."""
 
     decrease_batch_size_if_needed: bool = False
     """Round the batch down to a multiple of micro_batch_size x data-parallel size instead of raising an error."""
@@ -49,7 +50,8 @@ class TrainingConfig(Section):
     """Optimizer steps of the training, including restarts."""
 
     train_samples: int | None = None
-    """Sequences of the training, including restarts, as an alternative to `train_iters`."""
+    """Sequences of the training, including restarts, as an alternative to `train_iters`. A last batch that is not full
+    is left out; under a `step_batch_size_schedule` it is read completely, as in Megatron-LM."""
 
     num_epochs: float | None = None
     """Epochs over fine-tuning data, as an alternative to `train_iters`; fractions are allowed. Resolving computes
@@ -116,11 +118,14 @@ class TrainingConfig(Section):
     def finalize(self) -> None:
         """Compute `train_iters` from `train_samples`, without a last batch that is not full. Idempotent.
 
+        With a `step_batch_size_schedule` it stays unset: resolving computes it, with the sequence length of the model.
+
         Raises:
             ConfigError: If the length is not set, set more than once, or cannot be computed (V056 to V058, TR02).
         """
         reject({"train": self}, (*LENGTH_RULES, RAMP_UP))
-        if self.train_samples is not None and self.global_batch_size is not None:
+        constant = self.step_batch_size_schedule is None
+        if constant and self.train_samples is not None and self.global_batch_size is not None:
             steps = steps_within(
                 self.train_samples, global_batch_size=self.global_batch_size, ramp=self.rampup_batch_size
             )

@@ -90,6 +90,11 @@ def _request(merged: dict[str, dict[str, Any]], *, name: str) -> IndexRequest:
     for name_of_switch in ("full_validation", "multiple_validation_sets", "skip_train"):
         setattr(validation, name_of_switch, bool(merged["validation"].get(name_of_switch)))
     validation.validation_set_names = merged["validation"].get("validation_set_names")
+    if merged["train"].get("step_batch_size_schedule") is not None:
+        raise SectionFileError(
+            "train.step_batch_size_schedule: is set, but the number of samples follows from its batch sizes, which "
+            "this program does not read. Use `mb data index`, or set train.train_samples in its place."
+        )
     if train.global_batch_size is None or (train.train_iters is None and train.train_samples is None):
         raise SectionFileError(
             f"train: has {', '.join(merged['train']) or 'no fields'}, but the number of samples depends on "

@@ -4,13 +4,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from mb_trainer.cli.app import app
 from mb_trainer.commands import launch
-from mb_trainer.commands.launch import option_value, recipe_name, with_run_folder
+from mb_trainer.commands.megatron_run import MegatronRun
 
 TEST = """
 name = "small"
@@ -68,7 +69,7 @@ def test_the_arguments_are_examined_first(checks, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     options = ["--world-size=16", "--gpu=h100"]
     program = [sys.executable, "-m", "mb_trainer"]
-    assert checks == [[*program, "plan", *options, "big", "train.train_iters=5", "--json"]]
+    assert checks == [[*program, "plan", *options, "--json", "--", "big", "train.train_iters=5"]]
     assert (
         f"mb pretrain --out={tmp_path}/runs/big big --trust old --no-numa-binding train.train_iters=5" in out
     )
@@ -110,13 +111,73 @@ def test_the_run_folder_is_named_once(checks):
     assert "--run: a is given, and the command has --out b. Leave out --run." in err
 
 
-def test_words_of_a_command():
-    assert option_value(["pretrain", "--out", "a"], "--out") == "a"
-    assert option_value(["pretrain", "--out=a"], "--out") == "a"
-    assert option_value(["pretrain", "--", "--out=a"], "--out") is None
-    assert recipe_name(["--config", "x.yaml", "a.b=1", "runs/mine.py:build"], default="d") == "mine"
-    assert recipe_name(["a.b=1"], default="d") == "d"
-    assert with_run_folder(["pretrain", "--out=a"], "b") == ["pretrain", "--out=a"]
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--resume-with-changes", "moe_tiny"], "moe_tiny"),
+        (["--config", "x.yaml", "a.b=1", "runs/mine.py:build"], "mine"),
+        (["--import", "own", "--trust", "/data/old", "moe_tiny"], "moe_tiny"),
+        (["a.b=1", "~a.c=2"], "gpt_tiny"),
+        (["--from-megatron-lm", "/data/gpt", "a.b=1"], "gpt"),
+        (["--allow-oom", "--", "moe_tiny"], "moe_tiny"),
+    ],
+)
+def test_the_run_folder_is_that_of_the_command(checks, monkeypatch, tmp_path, words, name):
+    monkeypatch.chdir(tmp_path)
+    taken = MegatronRun(arguments=("megatron_lm.yaml",), out=tmp_path, lines=())
+    monkeypatch.setattr(launch, "take_over", lambda folder, **_: taken)
+    code, out, err = mb("launch", "slurm", "--script-only", "--", "pretrain", *words)
+    assert (code, err) == (0, "")
+    assert f"mb pretrain --out={tmp_path}/runs/{name} " in out
+
+
+def test_the_check_has_the_options_of_the_command(checks, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    environments = []
+
+    def run(command, *, env, **_options):
+        environments.append(env)
+        checks.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    words = ["--allow-oom", "--config", "a.yaml", "--config=b.yaml", "--import", "own", "moe_tiny", "a.b=1"]
+    assert mb("launch", "slurm", "--script-only", "--", "pretrain", *words)[0] == 0
+    options = ["--world-size=1", "--config=a.yaml", "--config=b.yaml", "--import=own"]
+    assert checks == [[sys.executable, "-m", "mb_trainer", "check", *options, "--", "moe_tiny", "a.b=1"]]
+    assert environments[0]["MB_ALLOW_OOM"] == "1"
+
+
+def test_an_unknown_option_of_the_command_is_rejected(checks):
+    code, _, err = mb("launch", "slurm", "--", "pretrain", "--trusted", "a")
+    assert code == 2
+    assert "No such option" in err
+    assert checks == []
+
+
+def test_a_run_of_megatron_lm_is_checked_as_it_is_taken_over(checks, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = []
+
+    def take_over(folder, **options):
+        given.append((folder, options))
+        return MegatronRun(arguments=("runs/x/megatron_lm.yaml",), out=tmp_path, lines=())
+
+    monkeypatch.setattr(launch, "take_over", take_over)
+    words = ["--from-megatron-lm", "/data/gpt", "--script=a.sh", "--set", "A=1", "--ignore-unknown", "a.b=1"]
+    code, out, _ = mb("launch", "slurm", "--script-only", "--", "pretrain", *words)
+    assert code == 0
+    folder, options = given[0]
+    assert str(folder) == "/data/gpt"
+    assert options == {
+        "script": Path("a.sh"),
+        "variables": ["A=1"],
+        "ignore_unknown": True,
+        "out": tmp_path / "runs" / "gpt",
+        "overrides": ("a.b=1",),
+    }
+    assert checks[0][-2:] == ["runs/x/megatron_lm.yaml", "a.b=1"]
+    assert f"mb pretrain --out={tmp_path}/runs/gpt --from-megatron-lm /data/gpt --script=a.sh" in out
 
 
 def test_a_test_is_the_command_and_the_job_of_slurm(checks, tmp_path, monkeypatch):

@@ -1,13 +1,14 @@
 """Commands `mb launch`: a run of `mb` on Slurm or through NeMo-Run, checked for its number of processes before."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mb_config.trainer_api import add_import_option
 from mb_launch.trainer_api import (
     Command,
     ExtraMissingError,
@@ -21,6 +22,7 @@ from mb_launch.trainer_api import (
 from mb_launch.trainer_api import app as mb_launch_app
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
 from mb_trainer.cli.options import command as implementation
+from mb_trainer.cli.train import train
 
 PROGRAM = "mb launch"
 
@@ -57,10 +59,27 @@ def slurm(
         size = LaunchSize(
             nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
         )
-        launched = implementation("launch").rank_command(words, size, out=options.out)
+        launched = implementation("launch").rank_command(words, size, out=options.out, parse=parsed)
         if launched.stop is not None:
             job = with_predicted_stop(job, launched.stop)
         options.start(job, launched.words, launched.folder, program=PROGRAM)
+
+
+def parsed(words: Sequence[str]) -> Any:
+    """Return the words of a command of `mb` that trains, by the option that they belong to.
+
+    Values are not converted: folders of the nodes need not exist here.
+
+    Raises:
+        click.UsageError: The command has no such option.
+    """
+    program: Any = typer.main.get_command(train)
+    add_import_option(program, lambda: import_module("mb_trainer.registry").REGISTRY)
+    command = program.commands[words[0]]
+    context = command.context_class(command, info_name=f"mb {words[0]}")
+    values, _, _ = command.make_parser(context).parse_args(args=[*words[1:]])
+    record = implementation("launch").RunWords
+    return record(**{item.name: values[item.name] for item in fields(record) if values.get(item.name)})
 
 
 def with_predicted_stop(job: SlurmJob, stop: Any) -> SlurmJob:
@@ -105,7 +124,7 @@ def nemo_run(options: NemoRunOptions, command: Command) -> None:
     """Start a run of `mb` through an executor of NeMo-Run."""
     with exit_codes():
         executor, size = options.build()
-        launched = implementation("launch").rank_command(command, size, out=options.out)
+        launched = implementation("launch").rank_command(command, size, out=options.out, parse=parsed)
         options.start(executor, size, launched.words, launched.folder, program=PROGRAM)
 
 

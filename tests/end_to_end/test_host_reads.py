@@ -72,7 +72,7 @@ class RecordReads:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ([], {"step/deferred_loss_check.py": LAST - FIRST}),  # a copy on the host, of the step before
+        ([], {"step/loss_checks.py": LAST - FIRST}),  # a copy on the host, of the step before
         (["rerun_state_machine.check_for_nan_in_loss=false", "logger.log_interval=100"], {}),
     ],
     ids=["check of the loss", "no check"],
@@ -90,7 +90,7 @@ def test_a_step_with_a_log_line_and_the_report_of_memory_reads_only_copies_on_th
     reads = RecordReads()
     train_here([*overrides, *SMALL, "logger.log_interval=3"], tmp_path / "run", callbacks=(reads,))
     found = {file: count for file, count in reads.files.items() if not file.endswith(ONLY_WITHOUT_A_GPU)}
-    copies = {"step/deferred_loss_check.py": LAST - FIRST, "recorder/tensors.py": 1}
+    copies = {"step/loss_checks.py": LAST - FIRST, "recorder/tensors.py": 1}
     assert found == copies
 
 

@@ -10,7 +10,7 @@ import torch
 from runs import losses, metrics, train_here
 
 from mb_config import OptimizerConfigOverrideProvider
-from mb_loop.step.loss_checks import NonFiniteLossError
+from mb_loop.errors import NonFiniteLossError
 from mb_trainer import UserCode, finetune, pretrain
 from mb_trainer.errors import RunFolderError, UserCodeError
 from mb_trainer.recipes import gpt_tiny

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from mb_loop.bridge_api import StragglerReporter
     from mb_loop.evaluation.validation import NamedBatches
     from mb_loop.exits.exit_conditions import StopEvaluation, StopRequested
-    from mb_loop.graphs.capture_schedule import CudaGraphs
+    from mb_loop.graphs.capture import CudaGraphs
     from mb_loop.graphs.megatron import GraphedModel, GraphLoopSettings, LayerGraphs
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings
     from mb_loop.progress.progress_log import ProgressState

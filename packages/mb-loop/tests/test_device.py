@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
 from mb_loop.callbacks import CallbackManager, EventDispatcher  # noqa: E402
-from mb_loop.device import wait_for_device  # noqa: E402
 from mb_loop.evaluation.evaluate import run_evaluation  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 from mb_loop.maintenance.manual_gc import ManualGC  # noqa: E402
-from mb_loop.maintenance.periodic import maintenance_tasks  # noqa: E402
+from mb_loop.maintenance.periodic import maintenance_tasks, wait_for_device  # noqa: E402
 from mb_loop.settings import batch_plan  # noqa: E402
 from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
+from mb_loop.step.hooks import ForwardPreHooks  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 tiny = importlib.util.module_from_spec(_spec)
@@ -77,6 +77,7 @@ def test_an_evaluation_releases_memory_after_each_batch(level, releases):
         runner_of(model),
         EventDispatcher(manager=CallbackManager(), state=state, model=[model]),
         groups=None,
+        hooks=ForwardPreHooks([model], used=False),
         kind="eval",
         empty_cache=lambda: log.append("release"),
     )

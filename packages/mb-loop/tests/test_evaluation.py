@@ -43,6 +43,31 @@ def test_token_losses_are_weighted():
     assert bridge_api.evaluate(forward_step, None, [torch.nn.Linear(1, 1)], state) == {"lm loss": 3.5}
 
 
+def fixed_reports(reports):
+    """Return a forward step without a model that reports these losses, one for each microbatch."""
+    reports = iter(reports)
+    return lambda iterator, model: (torch.zeros(()), lambda output: (output, next(reports)))
+
+
+def test_a_batch_counts_however_many_tokens_came_before():
+    # in float32 neither 2.5 nor 1 changes a sum of that size
+    reports = [[1e8, 5e7], *[[2.5, 1.0]] * 1000]
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=len(reports))
+    step = fixed_reports({"lm loss": torch.tensor(report)} for report in reports)
+    losses = bridge_api.evaluate(step, None, [torch.nn.Linear(1, 1)], state)
+    assert losses == {"lm loss": pytest.approx((1e8 + 2500) / (5e7 + 1000), rel=1e-12)}
+
+
+@pytest.mark.parametrize("second", [["b", "a"], ["a"], ["a", "c"]])
+def test_batches_that_report_other_losses_are_rejected(second):
+    reports = [{name: torch.tensor(1.0) for name in names} for names in (["a", "b"], second)]
+    state = mb_loop.LoopState.of(train_iters=1, eval_iters=2)
+    with pytest.raises(
+        mb_loop.LossShapeError, match=r"batch 1 of the evaluation reports .* the first one \['a', 'b'\]"
+    ):
+        bridge_api.evaluate(fixed_reports(reports), None, [torch.nn.Linear(1, 1)], state)
+
+
 @pytest.mark.parametrize("kind", ["eval", "test"])
 def test_a_loss_over_no_token_is_not_defined(kind):
     def forward_step(iterator, model):

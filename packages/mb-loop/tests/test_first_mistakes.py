@@ -41,8 +41,9 @@ def test_a_loader_without_batches_is_an_error():
 
 def test_a_loader_itself_is_an_error_that_names_the_function():
     loader = torch.utils.data.DataLoader(torch.ones(2, 4))
-    with pytest.raises(mb_loop.DataIteratorError, match=r"Write mb_loop\.repeat\(\.\.\.\) around it"):
-        run(mean_loss, torch.nn.Linear(4, 1), loader)
+    for data in (loader, (iter(loader),)):  # iterators of several chunks are a list, as Megatron requires
+        with pytest.raises(mb_loop.DataIteratorError, match=r"Write mb_loop\.repeat\(\.\.\.\) around it"):
+            run(mean_loss, torch.nn.Linear(4, 1), data)
 
 
 @pytest.mark.parametrize(

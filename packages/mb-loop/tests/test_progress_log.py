@@ -1,3 +1,4 @@
+import time
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
@@ -160,3 +161,22 @@ def test_a_launchers_variable_that_is_not_a_number_is_rejected(tmp_path, monkeyp
     monkeypatch.setenv(name, text)
     with pytest.raises(ParallelSetupError, match=f"{name}: '{text}' is not an integer of at least"):
         append_to_progress_log(config(tmp_path), STARTED)
+
+
+def test_a_change_to_summer_time_is_no_hour_of_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")  # 2026-03-29: 2:00 becomes 3:00
+    time.tzset()
+    try:
+        cfg, began = config(tmp_path), datetime(2026, 3, 29, 1, 0)
+        append_to_progress_log(cfg, STARTED, world_size=1, job_id="7", now=lambda: began)
+        state = SimpleNamespace(cfg=cfg, start_time=began.timestamp(), train_state=TrainState(step=1))
+        compute_throughputs_and_append_to_progress_log(
+            state, 3.6e16, world_size=1, operations_at_start=0.0, asynchronous=False, job_id="7",
+            now=lambda: datetime(2026, 3, 29, 4, 0),
+        )  # fmt: skip
+        line = (tmp_path / "progress.txt").read_text().splitlines()[-1]
+        # two hours: 3.6e16 operations in 7,200 s are 5 TFLOP/s
+        assert "Job throughput: 5.0 MODEL_TFLOP/s/GPU\tCumulative throughput: 5.0 MODEL_TFLOP/s/GPU" in line
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -12,7 +12,7 @@ mb_host = pytest.importorskip("mb_host")
 
 import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
-from mb_loop.step.deferred_loss_check import DeferredLossCheck  # noqa: E402
+from mb_loop.step.loss_checks import DeferredLossCheck  # noqa: E402
 
 
 @dataclass

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackManager as CallbackManager
     from mb_loop.callbacks import UnknownEventError as UnknownEventError
     from mb_loop.callbacks import normalize_callbacks as normalize_callbacks
+    from mb_loop.data_iterator import repeat as repeat
     from mb_loop.errors import DataExhaustedError as DataExhaustedError
     from mb_loop.errors import DataIteratorError as DataIteratorError
     from mb_loop.errors import ForwardStepError as ForwardStepError
     from mb_loop.errors import LoopError as LoopError
     from mb_loop.errors import LossShapeError as LossShapeError
+    from mb_loop.errors import NonFiniteLossError as NonFiniteLossError
     from mb_loop.errors import ParallelSetupError as ParallelSetupError
     from mb_loop.errors import ReplicaMismatchError as ReplicaMismatchError
     from mb_loop.errors import TrainSettingsError as TrainSettingsError
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from mb_loop.exits.early_stopping import EarlyStoppingStateError as EarlyStoppingStateError
     from mb_loop.exits.outcome import TrainOutcome as TrainOutcome
     from mb_loop.exits.stop_signal import DistributedSignalHandler as DistributedSignalHandler
-    from mb_loop.graphs.capture_schedule import CudaGraphs as CudaGraphs
+    from mb_loop.graphs.capture import CudaGraphs as CudaGraphs
     from mb_loop.loop_state import LoopState as LoopState
     from mb_loop.maintenance.checkpoint_saver import Checkpointer as Checkpointer
     from mb_loop.parts import TrainParts as TrainParts
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
     )
     from mb_loop.progress.progress_recorder import ProgressRecorder as ProgressRecorder
     from mb_loop.progress.progress_recorder import progress_recorders as progress_recorders
-    from mb_loop.repeated_data import repeat as repeat
     from mb_loop.rerun_machine import RerunMachine as RerunMachine
     from mb_loop.rules import RULES as RULES
     from mb_loop.settings import GlobalState as GlobalState
@@ -70,13 +71,12 @@ if TYPE_CHECKING:
     from mb_loop.state import TrainStateError as TrainStateError
     from mb_loop.step.attention_logits import AttentionLogits as AttentionLogits
     from mb_loop.step.attention_logits import build_attention_logits as build_attention_logits
+    from mb_loop.step.forward_step import maybe_inject_state as maybe_inject_state
+    from mb_loop.step.forward_step import needs_global_state_injection as needs_global_state_injection
+    from mb_loop.step.forward_step import prepare_forward_step_func as prepare_forward_step_func
     from mb_loop.step.hooks import disable_forward_pre_hook as disable_forward_pre_hook
     from mb_loop.step.hooks import enable_forward_pre_hook as enable_forward_pre_hook
     from mb_loop.step.hooks import should_disable_forward_pre_hook as should_disable_forward_pre_hook
-    from mb_loop.step.injection import maybe_inject_state as maybe_inject_state
-    from mb_loop.step.injection import needs_global_state_injection as needs_global_state_injection
-    from mb_loop.step.injection import prepare_forward_step_func as prepare_forward_step_func
-    from mb_loop.step.loss_checks import NonFiniteLossError as NonFiniteLossError
     from mb_loop.step.loss_checks import require_finite_loss as require_finite_loss
     from mb_loop.step.losses import reduce_losses as reduce_losses
     from mb_loop.step.microbatches import BatchPlan as BatchPlan

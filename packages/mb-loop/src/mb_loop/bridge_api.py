@@ -15,7 +15,6 @@ from torch.nn import Module
 from mb_loop import training
 from mb_loop.callbacks import CallbackManager, EventDispatcher
 from mb_loop.collectives import any_rank, max_across_ranks
-from mb_loop.device import wait_for_device
 from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation import evaluate as evaluation
 from mb_loop.evaluation.evaluate import EvaluationKind
@@ -31,13 +30,14 @@ from mb_loop.maintenance.checkpoint_saver import (
     require_checkpointer,
 )
 from mb_loop.maintenance.manual_gc import ManualGC
+from mb_loop.maintenance.periodic import wait_for_device
 from mb_loop.maintenance.replicas import ReplicaCheck
 from mb_loop.parts import TrainParts
 from mb_loop.progress.progress_log import SaveDirectory, compute_throughputs_and_append_to_progress_log
 from mb_loop.settings import CheckpointSettings, GlobalState, LoopSettings, TrainSettings, batch_plan
 from mb_loop.state import TrainState
+from mb_loop.step.forward_step import ForwardStep
 from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
-from mb_loop.step.injection import ForwardStep
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Optimizer, Scheduler
 from mb_loop.step.step import TrainStep
@@ -261,6 +261,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     nsys_nvtx_context: NvtxContext | None = None,
     *,
     pg_collection: LossGroups | None = None,
+    optimizer: object = None,
     synchronize: Callable[[], object] = wait_for_device,
 ) -> float:
     """Run periodic work after a step: synchronise, report, compare replicas, stop profilers, collect garbage.
@@ -277,6 +278,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
         should_toggle_forward_pre_hook: return value of `should_disable_forward_pre_hook`.
         nsys_nvtx_context: exited at `profiling.profile_step_end`, together with the CUDA profiler.
         pg_collection: replicas are compared over its `dp_cp` group; None: they are not compared.
+        optimizer: see `disable_forward_pre_hook`.
         synchronize: waits for the device, if there is one.
 
     Returns:
@@ -295,7 +297,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
         operations = 0.0
     interval = train.check_weight_hash_across_dp_replicas_interval
     if interval and pg_collection is not None and iteration % interval == 0:
-        hooks = ForwardPreHooks(model, used=should_toggle_forward_pre_hook)
+        hooks = ForwardPreHooks(model, used=should_toggle_forward_pre_hook, optimizer=optimizer)
         ReplicaCheck(model, groups=pg_collection, hooks=hooks, any_rank=any_rank)(iteration)
     if config.profiling is not None and iteration == config.profiling.profile_step_end:
         _end_profiles(prof, nsys_nvtx_context)
@@ -536,7 +538,7 @@ def _saver(
     return CheckpointSaver(
         checkpointer,
         settings=state.cfg.checkpoint,
-        hooks=forward_pre_hooks(state.cfg, model),
+        hooks=forward_pre_hooks(state.cfg, model, optimizer),
         events=EventDispatcher(
             manager=manager, state=state, model=model, optimizer=optimizer, scheduler=scheduler
         ),

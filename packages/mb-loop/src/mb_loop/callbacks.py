@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -337,32 +337,3 @@ class EventDispatcher:
             chunk=chunk,
         )
         self.manager.fire(event, context)
-
-
-class ObservedIterator:
-    """Data iterator that fires `on_train_microbatch` for each microbatch."""
-
-    def __init__(self, iterator: Iterator[Any], events: EventDispatcher, *, chunk: int) -> None:
-        self._iterator, self._events, self._chunk = iterator, events, chunk
-
-    def __iter__(self) -> ObservedIterator:
-        """Return the iterator itself."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next microbatch, after the event."""
-        microbatch = next(self._iterator)
-        self._events("on_train_microbatch", microbatch=microbatch, chunk=self._chunk)
-        return microbatch
-
-
-def observed(data_iterator: Any, events: EventDispatcher) -> Any:
-    """Return an iterator, or a list of those of several chunks, whose microbatches are events if anything listens."""
-    if not events.manager.has_callbacks("on_train_microbatch"):
-        return data_iterator
-    if isinstance(data_iterator, list):
-        return [
-            None if iterator is None else ObservedIterator(iterator, events, chunk=number)
-            for number, iterator in enumerate(data_iterator)
-        ]
-    return None if data_iterator is None else ObservedIterator(data_iterator, events, chunk=0)

@@ -39,3 +39,7 @@ class DataExhaustedError(LoopError, RuntimeError):
 
 class ReplicaMismatchError(LoopError, RuntimeError):
     """Replicas of the model hold different weights."""
+
+
+class NonFiniteLossError(LoopError, RuntimeError):
+    """A loss is NaN or infinite."""

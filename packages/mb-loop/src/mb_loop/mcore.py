@@ -25,8 +25,7 @@ from megatron.core.rerun_state_machine import (
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from mb_loop.step.deferred_loss_check import DeferredLossCheck
-from mb_loop.step.loss_checks import require_finite_loss
+from mb_loop.step.loss_checks import DeferredLossCheck, require_finite_loss
 
 
 class RerunSettings(Protocol):

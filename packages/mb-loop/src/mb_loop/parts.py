@@ -10,13 +10,13 @@ from torch.nn import Module
 from mb_loop.callbacks import CallbackManager, EventDispatcher, normalize_callbacks
 from mb_loop.evaluation.non_loss import NonLossData
 from mb_loop.exits.exit_conditions import StopEvaluation, StopRequested
-from mb_loop.graphs.capture_schedule import CudaGraphs
+from mb_loop.graphs.capture import CudaGraphs
 from mb_loop.maintenance.checkpoint_saver import Checkpointer
 from mb_loop.rerun_machine import RerunMachine
 from mb_loop.settings import GlobalState
 from mb_loop.step.attention_logits import AttentionLogits
 from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup
-from mb_loop.step.injection import ForwardStep, prepare_forward_step_func
+from mb_loop.step.forward_step import ForwardStep, prepare_forward_step_func
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Scheduler
 from mb_loop.step.result import StepResult, no_flops

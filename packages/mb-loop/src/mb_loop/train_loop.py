@@ -1,63 +1,26 @@
 """Training loop: the order of operations within each iteration. Does not import torch.
 
-`TrainLoop` holds the components, `run_train_loop` calls them. Most components are Protocols with the methods that the
-loop calls, so that the order can be tested with fakes. `mb_loop.training.train` builds the components, and does the
-work before the first and after the last iteration, such as the final checkpoint.
+`TrainLoop` holds the components, `run_train_loop` calls them. `mb_loop.training.train` builds the components, and does
+the work before the first and after the last iteration, such as the final checkpoint.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from mb_loop.callbacks import EventDispatcher
 from mb_loop.exits.outcome import LoopExit
-from mb_loop.state import TrainState
 from mb_loop.step.microbatches import BatchPlan, StepBatch
-from mb_loop.step.result import StepResult
 
-
-class GraphController(Protocol):
-    """CUDA graph capture; see `GraphCapture`."""
-
-    def before_step(self, step: int) -> None:
-        """Capture the graphs if they are due. `step`: finished steps, one less than the number of the next step."""
-
-
-class HookController(Protocol):
-    """Forward pre-hooks that gather parameters; see `ForwardPreHooks`."""
-
-    def after_step(self, *, skipped: bool) -> None:
-        """Enable the hooks after the first step that changed the weights. `skipped`: the optimizer skipped the step."""
-
-
-class SaveController(Protocol):
-    """Checkpoint schedule; see `CheckpointSaver`."""
-
-    def poll(self) -> None:
-        """Finalize background saves that are ready, and repeat a failed save if due. Called before each iteration."""
-
-    def save(self, step: int, *, again: bool = False) -> None:
-        """Write a persistent checkpoint, at most once per step unless `again` is set."""
-
-    def after_step(self, step: int, *, leaving: bool) -> None:
-        """Save if a checkpoint is due. `leaving`: an exit condition holds, so one is due in any case.
-
-        False at the last step of the run unless an exit condition holds as well; see `CheckpointSaver.finish`.
-        """
-
-
-class ExitController(Protocol):
-    """Exit decision; see `ExitConditions`."""
-
-    def decide(self, step: int) -> LoopExit | None:
-        """Return the reason to leave the loop, or None. Called on all ranks after each step, skipped ones included."""
-
-
-class Evaluation(Protocol):
-    """Validation schedule; see `ScheduledEvaluation`."""
-
-    def __call__(self, step: int) -> None:
-        """Evaluate if it is due after this step. `step`: finished steps, this one included."""
+if TYPE_CHECKING:
+    from mb_loop.callbacks import EventDispatcher
+    from mb_loop.exits.exit_conditions import ExitConditions
+    from mb_loop.graphs.capture import GraphCapture
+    from mb_loop.maintenance.checkpoint_saver import CheckpointSaver
+    from mb_loop.state import TrainState
+    from mb_loop.step.hooks import ForwardPreHooks
+    from mb_loop.step.result import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +49,18 @@ class TrainLoop:
     discard: Callable[[StepBatch], None]
     """Consume the data of a step in `skip_steps`."""
     events: EventDispatcher
-    hooks: HookController
-    graphs: GraphController | None = None
+    hooks: ForwardPreHooks
+    """Parameter-gather hooks, enabled after the first step that changed the weights."""
+    graphs: GraphCapture | None = None
     """None: no graphs are captured."""
     flops: Callable[[StepResult], float]
     """Floating-point operations of a step, summed over all ranks."""
-    evaluate: Evaluation
+    evaluate: Callable[[int], None]
+    """Evaluate if it is due after this step; see `ScheduledEvaluation`."""
     maintenance: Sequence[PeriodicTask] = ()
     """Periodic work such as garbage collection; see `maintenance_tasks`."""
-    saves: SaveController
-    exits: ExitController
+    saves: CheckpointSaver
+    exits: ExitConditions
 
 
 def run_train_loop(loop: TrainLoop) -> LoopExit:
@@ -122,7 +87,7 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
             loop.events("on_train_step_skipped")
         else:
             if loop.graphs is not None:
-                loop.graphs.before_step(state.step)
+                loop.graphs.before_step()
             loop.events("on_train_step_start")
             result = loop.step(state.step + 1, batch)
             if result.should_checkpoint:

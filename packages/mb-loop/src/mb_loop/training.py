@@ -1,28 +1,22 @@
 """Training of a run: its parts are connected, then the loop runs. Imports torch."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
-from mb_loop.callbacks import observed
 from mb_loop.collectives import any_rank, max_across_ranks
-from mb_loop.errors import DataExhaustedError, TrainSettingsError
+from mb_loop.data_iterator import discard_step, observed, require_iterators
+from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation.evaluate import ScheduledEvaluation
-from mb_loop.evaluation.validation import require_iterators
 from mb_loop.exits.exit_conditions import ExitConditions
 from mb_loop.exits.outcome import TrainOutcome
 from mb_loop.exits.stop_signal import StopRequestSource
-from mb_loop.graphs.capture_schedule import GraphCapture
+from mb_loop.graphs.capture import GraphCapture
 from mb_loop.maintenance.checkpoint_saver import CheckpointSaver, require_checkpointer
 from mb_loop.maintenance.manual_gc import ManualGC
 from mb_loop.maintenance.periodic import maintenance_tasks
 from mb_loop.maintenance.replicas import ReplicaCheck
 from mb_loop.parts import TrainParts
-from mb_loop.rerun_machine import RerunMachine
 from mb_loop.settings import GlobalState, TrainSettings, batch_plan
 from mb_loop.step.hooks import forward_pre_hooks
-from mb_loop.step.microbatches import StepBatch
 from mb_loop.step.step import TrainStep
 from mb_loop.train_loop import TrainLoop, run_train_loop
 
@@ -71,7 +65,8 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
             "evaluate only."
         )
 
-    events, hooks, manual_gc = parts.events(state), forward_pre_hooks(cfg, parts.model), ManualGC(cfg.train)
+    events, manual_gc = parts.events(state), ManualGC(cfg.train)
+    hooks = forward_pre_hooks(cfg, parts.model, parts.optimizer)
     data = observed(parts.train_data_iterator, events)
     if parts.rerun_machine is not None:
         # Outermost: a repeated step reads the microbatches that the machine kept, which are no events any more.
@@ -93,12 +88,13 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
     evaluation = ScheduledEvaluation(
         parts,
         state,
+        hooks=hooks,
         stop_evaluation=exits.duration_reached if parts.stop_evaluation is None else parts.stop_evaluation,
         around=manual_gc.around_evaluation,
     )
     graphs = None
     if parts.cuda_graphs is not None:
-        graphs = GraphCapture(parts.cuda_graphs, hooks=hooks, start_step=counters.step)
+        graphs = GraphCapture(parts.cuda_graphs, hooks=hooks)
     replicas = None
     if parts.pg_collection is not None and cfg.train.check_weight_hash_across_dp_replicas_interval:
         replicas = ReplicaCheck(parts.model, groups=parts.pg_collection, hooks=hooks, any_rank=any_rank)
@@ -108,7 +104,7 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
         state=counters,
         plan=batch_plan(cfg),
         step=TrainStep(replace(parts, train_data_iterator=data), state, events=events, hooks=hooks),
-        discard=_discard(data, parts.rerun_machine),
+        discard=discard_step(data, parts.rerun_machine),
         events=events,
         hooks=hooks,
         graphs=graphs,
@@ -146,6 +142,7 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
                 validated=evaluation.validated(counters.step),
             )
         finally:
+            hooks.restore_param_sync()
             events("on_train_end", outcome=outcome)
     return outcome
 
@@ -169,23 +166,3 @@ def _last_step(train: TrainSettings) -> int:
             "Set it to 1 or more, or None."
         )
     return train.train_iters
-
-
-def _discard(data_iterator: Any, machine: RerunMachine | None) -> Callable[[StepBatch], None]:
-    """Return a function that consumes the microbatches of a step from the iterator of every chunk.
-
-    The function raises DataExhaustedError if the data ends within the step.
-    """
-    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-    end = object()
-
-    def discard(batch: StepBatch) -> None:
-        with nullcontext() if machine is None else machine.discarding(data_iterator):
-            for iterator in iterators:
-                for _ in range(batch.num_microbatches if iterator is not None else 0):
-                    if next(iterator, end) is end:
-                        raise DataExhaustedError(
-                            "data iterator: ended within a step of train.iterations_to_skip. Provide more data."
-                        )
-
-    return discard

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mb_loop.callbacks import EventDispatcher, EventName
-from mb_loop.errors import TrainSettingsError
+from mb_loop.errors import LossShapeError, TrainSettingsError
 from mb_loop.evaluation.non_loss import EvaluationForward, NonLossData
 from mb_loop.evaluation.validation import (
     evaluation_due,
@@ -22,7 +22,7 @@ from mb_loop.parts import TrainParts
 from mb_loop.rerun_machine import checks_paused
 from mb_loop.settings import GlobalState, evaluation_batch
 from mb_loop.step.forward_backward import ForwardBackwardRunner
-from mb_loop.step.hooks import forward_pre_hooks
+from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.step.losses import LossGroups, sum_and_count
 
 EvaluationKind = Literal["eval", "test"]
@@ -56,6 +56,7 @@ def evaluate(parts: TrainParts, state: GlobalState, *, kind: EvaluationKind = "e
     Raises:
         BatchSizeError: the evaluation batch does not divide.
         DataExhaustedError: the data ended.
+        LossShapeError: batches report different losses, or a loss that cannot be averaged.
         ParallelSetupError: a parallel run has no group or no schedule.
         ValidationSetError: the settings require validation sets, but a plain iterator was passed.
     """
@@ -65,6 +66,7 @@ def evaluate(parts: TrainParts, state: GlobalState, *, kind: EvaluationKind = "e
         ),
         parts.evaluation_events(state),
         groups=parts.pg_collection,
+        hooks=forward_pre_hooks(state.cfg, parts.model, parts.optimizer),
         kind=kind,
         stop_evaluation=never_stop if parts.stop_evaluation is None else parts.stop_evaluation,
         non_loss=parts.non_loss,
@@ -125,6 +127,7 @@ class ScheduledEvaluation:
     Args:
         parts: as for `evaluate`.
         state: counters and settings.
+        hooks: disabled during each evaluation, so that all parameters are gathered.
         stop_evaluation: called before each batch but the first.
         around: returns the context of one evaluation.
 
@@ -140,6 +143,7 @@ class ScheduledEvaluation:
         parts: TrainParts,
         state: GlobalState,
         *,
+        hooks: ForwardPreHooks,
         stop_evaluation: StopEvaluation,
         around: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -147,6 +151,7 @@ class ScheduledEvaluation:
         self._stop_evaluation, self._around = stop_evaluation, around
         self._forward_backward = parts.forward_backward(state, parts.valid_data_iterator)
         self._events = parts.evaluation_events(state)
+        self._hooks = hooks
         self._last_complete: int | None = None
         self._check()
 
@@ -181,6 +186,7 @@ class ScheduledEvaluation:
                 self._forward_backward,
                 self._events,
                 groups=self._parts.pg_collection,
+                hooks=self._hooks,
                 kind="eval",
                 stop_evaluation=self._stop_evaluation,
                 non_loss=self._parts.non_loss,
@@ -198,6 +204,7 @@ def run_evaluation(
     events: EventDispatcher,
     *,
     groups: LossGroups | None,
+    hooks: ForwardPreHooks,
     kind: EvaluationKind,
     stop_evaluation: StopEvaluation = never_stop,
     non_loss: NonLossData | None = None,
@@ -226,7 +233,7 @@ def run_evaluation(
         + sum(validation_set.batches for validation_set in sets) * batch.samples
     )
     non_loss = NonLossData() if non_loss is None else non_loss
-    with forward_pre_hooks(state.cfg, events.model).paused(), _evaluation_mode(events.model), torch.no_grad():
+    with hooks.paused(), _evaluation_mode(events.model), torch.no_grad():
         events(start)
         losses: dict[str, float] = {}
         complete = True
@@ -267,7 +274,7 @@ def _run_batches(
     stop_evaluation: StopEvaluation,
     after_batch: Callable[[], object] | None,
 ) -> tuple[list[str], Tensor | None] | None:
-    """Return loss names and [sum, count] rows over all batches; None if the evaluation was stopped early."""
+    """Return loss names and [sum, count] rows (float64) over all batches; None if the evaluation was stopped early."""
     state: GlobalState = events.state
     _start, step_start, step_end, _end = _EVENTS[kind]
     names: list[str] = []
@@ -278,8 +285,13 @@ def _run_batches(
         events(step_start)
         microbatches = forward_backward()
         if microbatches and microbatches[0]:
+            batch_rows = sum_and_count(microbatches).double()  # a sum of many batches loses digits in float32
+            if rows is not None and list(microbatches[0]) != names:
+                raise LossShapeError(
+                    f"losses: batch {number} of the evaluation reports {list(microbatches[0])}, the first one {names}, "
+                    "so there is no average of each. Report the same names in the same order for all batches."
+                )
             names = list(microbatches[0])
-            batch_rows = sum_and_count(microbatches)
             rows = batch_rows if rows is None else rows + batch_rows
         state.train_state.consumed_valid_samples += forward_backward.batch.samples
         if after_batch is not None:

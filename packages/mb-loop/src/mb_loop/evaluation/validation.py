@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from mb_loop.errors import DataIteratorError, LoopError
+from mb_loop.data_iterator import require_iterators
+from mb_loop.errors import LoopError
 from mb_loop.settings import ValidationSettings
 from mb_loop.state import TrainState
 
@@ -69,21 +70,6 @@ def validation_sets(data: Any, validation: ValidationSettings) -> Sequence[Named
         )
     require_iterators(data, name="valid_data_iterator")
     return [ValidationSet(data=lambda: data, batches=validation.eval_iters or 0)]
-
-
-def require_iterators(data: Any, *, name: str) -> None:
-    """Reject anything but an iterator, a list with one iterator per chunk, or None.
-
-    Raises:
-        DataIteratorError: the data is of another type.
-    """
-    for iterator in data if isinstance(data, list | tuple) else [data]:
-        if iterator is not None and not hasattr(iterator, "__next__"):
-            raise DataIteratorError(
-                f"{name}: is of type {type(iterator).__name__}, which is not an iterator, so the loop could not keep "
-                "its position from step to step. Write mb_loop.repeat(...) around it, which restarts at its end, or "
-                "iter(...)."
-            )
 
 
 def evaluation_due(validation: ValidationSettings, state: TrainState) -> bool:

@@ -1,1 +1,1 @@
-"""CUDA graphs: when steps are captured (`capture_schedule.py`), how (`megatron.py`), and when again."""
+"""CUDA graphs: when they are captured, and again (`capture.py`), and how (`megatron.py`)."""

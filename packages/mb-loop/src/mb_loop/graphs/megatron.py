@@ -27,7 +27,7 @@ from megatron.core.num_microbatches_calculator import (
 )
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
-from mb_loop.graphs.recapture import RecaptureOnChange
+from mb_loop.graphs.capture import RecaptureOnChange
 from mb_loop.settings import LoopSettings, ModelSettings, batch_plan
 from mb_schema.cuda_graphs import FULL_ITERATION, captures_full_iteration
 

@@ -2,11 +2,18 @@
 
 from collections.abc import Callable
 
-from mb_loop.device import wait_for_device
+import torch
+
 from mb_loop.maintenance.manual_gc import ManualGC
 from mb_loop.maintenance.replicas import ReplicaCheck
 from mb_loop.settings import TrainSettings
 from mb_loop.train_loop import PeriodicTask
+
+
+def wait_for_device() -> None:
+    """Wait for all work on the GPU to complete; does nothing without a GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def maintenance_tasks(

@@ -213,7 +213,9 @@ def compute_throughputs_and_append_to_progress_log(
 
     so_far, counters = num_floating_point_operations_so_far, state.train_state
     job = throughput(so_far - operations_at_start, moment.timestamp() - state.start_time)
-    cumulative = throughput(so_far - starts.operations_at_first, (moment - starts.first).total_seconds())
+    cumulative = throughput(
+        so_far - starts.operations_at_first, moment.timestamp() - starts.first.timestamp()
+    )
     fields = (
         SAVING if asynchronous else SAVED,
         f"Iteration: {counters.step}",

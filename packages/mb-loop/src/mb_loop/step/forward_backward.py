@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mb_loop.errors import DataExhaustedError, ParallelSetupError
 from mb_loop.settings import LoopSettings
-from mb_loop.step.injection import ForwardStep
+from mb_loop.step.forward_step import ForwardStep
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.microbatches import StepBatch
 from mb_loop.step.schedule import ForwardBackward, forward_backward_no_pipelining

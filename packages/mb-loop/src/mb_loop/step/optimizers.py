@@ -1,9 +1,16 @@
-"""Common interface to the optimizers and schedulers of Megatron and torch."""
+"""Optimizers and schedulers of Megatron and torch behind one interface; agreement on an update. Imports torch."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mb_loop.maintenance.replicas import is_expert
+from mb_loop.settings import TrainSettings
 
 
 class Optimizer(Protocol):
@@ -75,3 +82,80 @@ def scheduler_step(scheduler: Scheduler | None) -> Callable[[int], object]:
     if "increment" in inspect.signature(step).parameters:
         return lambda samples: step(increment=samples)
     return lambda samples: step()
+
+
+UpdateSync = Callable[[OptimizerUpdate], OptimizerUpdate]
+
+
+@runtime_checkable
+class ModelParallelGroup(Protocol):
+    """Process group collection with a model-parallel group, such as Megatron's ProcessGroupCollection."""
+
+    @property
+    def mp(self) -> ProcessGroup:
+        """Ranks that share one replica of the model."""
+
+
+def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings) -> UpdateSync | None:
+    """Return a function that makes optimizer results equal on all ranks of `groups.mp`; None if they always are.
+
+    Collective over `groups.mp`.
+
+    Megatron's optimizer already agrees on success and norm if every rank trains weights of the same kinds. Results can
+    differ only if a rank trains no dense or no expert weights while another rank does (frozen parts). One collective
+    detects this here; only in that case each step has one more collective and one device synchronisation.
+    """
+    needs_sync = settings.check_optimizer_step_success or not settings.skip_sync_grad_norm_across_mp
+    if not (needs_sync and isinstance(groups, ModelParallelGroup)):
+        return None
+    group = groups.mp
+    if group.size() == 1 or _same_kinds_on_all_ranks(optimizer, group):
+        return None
+
+    def synchronize(update: OptimizerUpdate) -> OptimizerUpdate:
+        local_update = [
+            not update.successful,
+            *_present(update.grad_norm),
+            *_present(update.num_zeros_in_grad),
+        ]
+        values = torch.tensor(local_update, dtype=torch.float64, device=_device(group))
+        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+        failed, *numbers = values.tolist()
+        return OptimizerUpdate(
+            successful=not failed if settings.check_optimizer_step_success else update.successful,
+            grad_norm=_value(*numbers[:3])
+            if not settings.skip_sync_grad_norm_across_mp
+            else update.grad_norm,
+            num_zeros_in_grad=_value(*numbers[3:]),
+        )
+
+    return synchronize
+
+
+def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
+    kinds = {
+        "expert" if is_expert(weight) else "dense"
+        for part in optimizer.param_groups
+        for weight in part["params"]
+    }
+    has_kinds = [int("dense" in kinds), int("expert" in kinds)]
+    values = torch.tensor([*has_kinds, *(-flag for flag in has_kinds)], device=_device(group))
+    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+    most_dense, most_expert, least_dense, least_expert = values.tolist()
+    return bool(most_dense == -least_dense and most_expert == -least_expert)
+
+
+def _device(group: ProcessGroup) -> str:
+    return "cuda" if torch.distributed.get_backend(group) == "nccl" else "cpu"
+
+
+def _present(value: Any) -> tuple[float, float, float]:
+    """Return whether there is a value, whether it is NaN, and a number: a maximum over ranks may lose a NaN."""
+    number = -math.inf if value is None else float(value)
+    return float(value is not None), float(math.isnan(number)), -math.inf if math.isnan(number) else number
+
+
+def _value(is_present: float, is_nan: float, number: float) -> float | None:
+    if not is_present:
+        return None
+    return math.nan if is_nan else number

@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from mb_loop.errors import LoopError
-from mb_loop.step.forward_results import checked_loss, checked_output
+from mb_loop.step.forward_step import checked_loss, checked_output
 
 ForwardBackward = Callable[..., list[Any]]
 """Schedule, as Megatron's or `forward_backward_no_pipelining`: takes keyword arguments, returns one loss dict per

@@ -9,12 +9,16 @@ from mb_loop.callbacks import EventDispatcher
 from mb_loop.parts import TrainParts
 from mb_loop.settings import GlobalState
 from mb_loop.step.forward_backward import GradientBuffer
-from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
+from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks, parameter_copy
 from mb_loop.step.losses import reduce_losses
 from mb_loop.step.microbatches import StepBatch
-from mb_loop.step.mxfp8 import parameter_copy
-from mb_loop.step.optimizer_sync import update_sync
-from mb_loop.step.optimizers import OptimizerUpdate, learning_rates, scheduler_step, step_optimizer
+from mb_loop.step.optimizers import (
+    OptimizerUpdate,
+    learning_rates,
+    scheduler_step,
+    step_optimizer,
+    update_sync,
+)
 from mb_loop.step.result import StepResult
 
 
@@ -51,7 +55,7 @@ class TrainStep:
         self.attention_logits = parts.attention_logits
         self.groups = parts.pg_collection
         self.gradient_buffers = [chunk for chunk in parts.model if isinstance(chunk, GradientBuffer)]
-        hooks = forward_pre_hooks(cfg, parts.model) if hooks is None else hooks
+        hooks = forward_pre_hooks(cfg, parts.model, parts.optimizer) if hooks is None else hooks
         self.copy_parameters = parameter_copy(cfg, parts.optimizer, hooks=hooks) or _copy_nothing
         self.agree_on_update = (
             update_sync(parts.optimizer, parts.pg_collection, settings=cfg.train) or _unchanged

@@ -24,7 +24,7 @@ from mb_data import (
     TokenizerConfig,
 )
 from mb_data.errors import UnknownStepError
-from mb_data.loading.step_batch import batch_settings_of, find_step, step_sequences
+from mb_data.loading.step_batch import StepSequence, batch_settings_of, find_step, step_sequences
 from mb_data.megatron.sample_indices import IndexRequest
 
 TOKENIZER = ByteTokenizer()
@@ -177,3 +177,8 @@ def test_packed_samples_are_separate_texts():
 
     packed = StepSequence(index=0, parts=(), tokens=tuple(b"abcdef"), starts=(0, 4))
     assert packed.texts(TOKENIZER) == ["abcd", "ef"]
+
+
+def test_placeholders_of_an_image_have_no_text():
+    sequence = StepSequence(index=3, parts=(), tokens=(-200, -200, *b"a box", 256, 999), starts=(0,))
+    assert sequence.texts(TOKENIZER) == ["a box"]

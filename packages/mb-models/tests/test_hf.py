@@ -10,7 +10,7 @@ from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
 from mb_host.megatron.layers import host_block_spec
-from mb_models import T5ModelConfig
+from mb_models import MimoModelConfig, T5ModelConfig
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.carried import carry_files, read_template
 from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
@@ -568,9 +568,10 @@ def test_a_folder_without_weights_or_with_a_broken_file_is_rejected(tmp_path):
         TensorFolder(tmp_path)
 
 
-def test_another_kind_of_model_is_not_exported(tmp_path):
-    section = T5ModelConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
-    with pytest.raises(HuggingFaceError, match="is a T5ModelConfig, because"):
+@pytest.mark.parametrize("kind", [T5ModelConfig, MimoModelConfig])
+def test_another_kind_of_model_is_not_exported(tmp_path, kind):
+    section = kind(num_layers=1, hidden_size=8, num_attention_heads=1)
+    with pytest.raises(HuggingFaceError, match=f"is a {kind.__name__}, and only GPTs"):
         require_convertible(section, source=tmp_path)
 
 

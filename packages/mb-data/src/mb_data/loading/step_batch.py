@@ -57,9 +57,12 @@ class StepSequence:
     """First token of each packed sample; (0,) if samples are not packed."""
 
     def texts(self, tokenizer: Tokenizer) -> list[str]:
-        """Return the text of each packed sample, or of the sequence."""
-        ends = (*self.starts[1:], len(self.tokens))
-        return [tokenizer.decode(list(self.tokens[a:b])) for a, b in zip(self.starts, ends, strict=True)]
+        """Return the text of each packed sample, or of the sequence, without placeholders such as those of an image."""
+        ends, known = (*self.starts[1:], len(self.tokens)), range(tokenizer.vocab_size)
+        return [
+            tokenizer.decode([token for token in self.tokens[a:b] if token in known])
+            for a, b in zip(self.starts, ends, strict=True)
+        ]
 
 
 def find_step(run: Path, step: int) -> StepPosition:

@@ -23,6 +23,7 @@ from mb_models.hf.family import Section
 from mb_models.hf.load import named_weights
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hybrid.config import MambaModelConfig
+from mb_models.mimo.config import MimoModelConfig
 from mb_models.training.chunks import StackSpec
 
 NUMBER = re.compile(r"\.\d+(?=\.)")
@@ -72,9 +73,10 @@ def require_convertible(section: object, *, source: Path) -> Section:
     Raises:
         HuggingFaceError: the section, which was read from `source`, belongs to another family.
     """
-    if not isinstance(section, GPTModelConfig | MambaModelConfig):
+    # the section of a GPT that reads images is a GPT's with an encoder
+    if not isinstance(section, GPTModelConfig | MambaModelConfig) or isinstance(section, MimoModelConfig):
         raise HuggingFaceError(
-            f"{source}: is a {type(section).__name__}, because only GPTs and hybrids can be converted. Export one."
+            f"{source}: is a {type(section).__name__}, and only GPTs and hybrids can be converted. Export one."
         )
     return section
 

@@ -202,7 +202,7 @@ def rule(test):
     "options", [{"secret": CLEAR}, {"client": {"password": CLEAR}}, {"url": f"s3://me:{CLEAR}@host"}]
 )
 def test_the_message_of_a_rule_has_no_secret_inside_a_value(options):
-    problem = rule(lambda given: f"requires storage ({given})").check(options)
+    problem = rule(lambda given: f"requires storage ({given})").check({"checkpoint.storage_options": options})
     assert problem.message == f"requires storage ({problem.values['checkpoint.storage_options']})"
     assert CLEAR not in str(problem)
     assert MASK in str(problem)
@@ -218,9 +218,14 @@ def test_a_rule_on_the_text_of_a_secret_prints_none():
         fails={},
         passes={},
     )
-    assert short.check("S3CRET").message == f"{MASK}: short"
+    assert short.check({"a.password": "S3CRET"}).message == f"{MASK}: short"
 
 
 def test_a_value_without_secrets_is_passed_as_it_is():
     options = {"a": {1, 2}, "eos_token": "x"}
-    assert rule(lambda _given: "x").check(options).values["checkpoint.storage_options"] is options
+    assert (
+        rule(lambda _given: "x")
+        .check({"checkpoint.storage_options": options})
+        .values["checkpoint.storage_options"]
+        is options
+    )

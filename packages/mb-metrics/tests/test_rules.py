@@ -16,7 +16,7 @@ from mb_metrics.errors import SectionError
 
 
 def judge(rule, values):
-    return rule.test(*(values.get(field) for field in rule.fields))
+    return rule.message(values)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

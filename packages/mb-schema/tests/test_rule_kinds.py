@@ -17,6 +17,7 @@ from mb_schema.rule_kinds import (
     other_than,
     requires,
     rule,
+    section_rule,
     shown,
     unsupported,
     within,
@@ -185,3 +186,39 @@ def test_a_rule_that_another_one_implies_is_left_out():
     assert found(never("X4"), implied) == ["X4", "X3"]
     assert found(never("X1", "warning"), implied) == ["X1", "X3"]  # a warning implies no error
     assert found(never("X1", "warning"), as_warning(implied)) == ["X1"]
+
+
+def test_the_parameters_of_a_condition_are_its_fields_and_receive_their_values_by_name():
+    @section_rule("train", "X1", **TEXT, fails={"tp": 2, "gpu": "b200"}, passes={"gpu": None})
+    def condition(micro_batch_size, tp, dataset__seq_length, *, gpu):
+        return f"{micro_batch_size} {tp} {dataset__seq_length} {gpu}" if gpu else None
+
+    assert condition.fields == (
+        "train.micro_batch_size",
+        "model.tensor_model_parallel_size",
+        "dataset.seq_length",
+        "facts.gpu",
+    )
+    assert condition.fails == {"model.tensor_model_parallel_size": 2, "facts.gpu": "b200"}
+    assert condition.passes == {"model.tensor_model_parallel_size": 2, "facts.gpu": None}
+    sections = {"train": {"micro_batch_size": 1}, "model": {"tensor_model_parallel_size": 2}, "dataset": {}}
+    (problem,) = check(sections, [condition], facts={"gpu": "h100"})
+    assert problem.message == "1 2 None h100"
+    assert condition.check({"facts.gpu": None}) is None
+
+
+def test_a_condition_of_several_rules_has_their_paths_and_receives_further_values_together():
+    options = {**TEXT, "fails": {"on": True}, "passes": {"on": False}, "fallback": {"on": False}}
+    made = section_rule("model", "X1", paths={"on": "ddp.fused", "model.a": "model.a"}, **options)(
+        lambda on, **values: f"{on} {values}" if on else None
+    )
+    assert made.fields == ("ddp.fused", "model.a")
+    assert made.fallback == {"ddp.fused": False}
+    assert made.message({"ddp.fused": True, "model.a": 3}) == "True {'model.a': 3}"
+
+
+@pytest.mark.parametrize("given", ["paths", "fails", "passes", "fallback"])
+def test_an_example_or_path_of_an_unknown_parameter_is_an_error(given):
+    options = {"fails": {}, "passes": {}, given: {"sise": "train.x"}}
+    with pytest.raises(ValueError, match=r"rule X1: sise is no parameter of <lambda> \(size\)"):
+        section_rule("train", "X1", **TEXT, **options)(lambda size: None)

@@ -131,7 +131,7 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
         (TRANSFORMER_ENGINE, (True, layout.transformer_engine)),
         (ENGINE_LAYERS, (True, layout.transformer_impl)),
     ):
-        if problem := rule.check(*values):
+        if problem := rule.check(dict(zip(rule.fields, values, strict=True))):
             return {
                 "tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem.sentence, rejected=True)
             }
@@ -141,7 +141,9 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
 
 def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
     requested = (requests.get("overlap_p2p_comm"), requests.get("batch_p2p_comm"))
-    if conflict := P2P_COMM.check(*requested, layout.pp, layout.vp):
+    if conflict := P2P_COMM.check(
+        dict(zip(P2P_COMM.fields, (*requested, layout.pp, layout.vp), strict=True))
+    ):
         raise OverlapConflictError([conflict])
     overlap, batch = choose_p2p_comm(layout.pp, layout.vp, *requested)
     if layout.interleaved:

@@ -14,10 +14,23 @@ from typing import Any, Literal
 
 from mb_schema.rules import FILE_WORDS, NOTHING, Rule
 
+_CO_VARKEYWORDS = 8
+"""Flag of the code of a function with `**values` (`inspect.CO_VARKEYWORDS`, whose import takes 10 ms)."""
+
 NOT_IMPLEMENTED = (
     "this option is not implemented yet; ignoring it silently would hide the problem until the run is in progress"
 )  # fmt: skip
 """Reason of a rule that rejects an option without an implementation."""
+
+DEGREES: Mapping[str, str] = {
+    "tp": "model.tensor_model_parallel_size",
+    "pp": "model.pipeline_model_parallel_size",
+    "vp": "model.virtual_pipeline_model_parallel_size",
+    "cp": "model.context_parallel_size",
+    "ep": "model.expert_model_parallel_size",
+    "etp": "model.expert_tensor_parallel_size",
+}
+"""Parameters of a test that are parallel sizes of the model, and their paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,76 @@ def within(section: str, names: str) -> tuple[str, ...]:
     return tuple(f"{section}.{name}" for name in names.split())
 
 
+def section_rule(  # noqa: PLR0913 (the fields of the record)
+    section: str,
+    id: str,
+    *,
+    why: str,
+    fix: str,
+    fails: Mapping[str, object],
+    passes: Mapping[str, object],
+    paths: Mapping[str, str] = NOTHING,
+    severity: Literal["error", "warning"] = "error",
+    fallback: Mapping[str, object] = NOTHING,
+    implied_by: str = "",
+) -> Callable[[Callable[..., str | None]], Rule]:
+    """Return a decorator that makes a rule of a condition, whose parameters are the fields that the rule reads.
+
+    The condition is a function that returns None, or a description of the problem. It receives the values by keyword.
+    A parameter `name` is the field of that name in `section`, and `other__name` one of another section; parameters
+    after `*` are facts. `tp`, `pp`, `vp`, `cp`, `ep` and `etp` are the parallel sizes of the model (`DEGREES`).
+    `**values` receives what else `paths` names.
+
+    Args:
+        section: Section of the parameters that name none. Messages are about the first parameter.
+        id: Identifier.
+        why: Reason.
+        fix: Instruction.
+        fails: Example, parameter to value, that the rule rejects. Other parameters are None.
+        passes: Values that differ from those of `fails` in an example that the rule accepts.
+        paths: Paths of parameters that are not called like their field, as in a condition of several rules.
+        severity: Severity.
+        fallback: Parameter to the value that replaces a rejected one of a recipe or a default.
+        implied_by: Ids of rules, separated by spaces; if one of them is violated, `check` leaves this one out.
+    """
+
+    def of(test: Callable[..., str | None]) -> Rule:
+        code = test.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        fields = {name: _path(section, name) for name in names[: code.co_argcount]}
+        fields |= {name: f"facts.{name}" for name in names[code.co_argcount :]}
+        if code.co_flags & _CO_VARKEYWORDS:
+            names += tuple(name for name in paths if name not in names)
+        fields |= paths
+        if unknown := {*fields, *fails, *passes, *fallback}.difference(names):
+            raise ValueError(
+                f"rule {id}: {', '.join(sorted(unknown))} is no parameter of {test.__name__} ({', '.join(names)}), "
+                "because paths and examples are given by the names of parameters. Correct the name."
+            )
+        failing = {fields[name]: fails[name] for name in names if name in fails}
+        return Rule(
+            id=id,
+            fields=tuple(fields.values()),
+            test=test,
+            parameters=names,
+            why=why,
+            fix=fix,
+            severity=severity,
+            fails=failing,
+            passes={**failing, **{fields[name]: value for name, value in passes.items()}},
+            fallback={fields[name]: value for name, value in fallback.items()},
+            implied_by=tuple(implied_by.split()),
+        )
+
+    return of
+
+
+def _path(section: str, name: str) -> str:
+    if name in DEGREES:
+        return DEGREES[name]
+    return name.replace("__", ".") if "__" in name else f"{section}.{name}"
+
+
 def rule(  # noqa: PLR0913 (the fields of the record)
     id: str,
     fields: str | Sequence[str],
@@ -77,7 +160,7 @@ def rule(  # noqa: PLR0913 (the fields of the record)
     severity: Literal["error", "warning"] = "error",
     fallback: Mapping[str, object] = NOTHING,
 ) -> Rule:
-    """Return a rule whose examples are in the order of its fields. The last fields may be left out of an example."""
+    """Return a rule with a test by position. Examples are in the order of the fields; the last may be left out."""
     paths = (fields,) if isinstance(fields, str) else tuple(fields)
     return Rule(
         id=id,

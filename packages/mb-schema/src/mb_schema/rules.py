@@ -36,6 +36,8 @@ class Rule:
     """Paths of the arguments of `test`, in order: `section.field` or `facts.name`. Messages name the first one."""
     test: Callable[..., str | None]
     """Function of these values that returns None, or a description of the problem."""
+    parameters: tuple[str, ...] = ()
+    """Keywords under which `test` receives the values of `fields`; empty: it receives them by position."""
     why: str
     """Reason, as the end of a sentence "because ..."."""
     fix: str
@@ -52,14 +54,21 @@ class Rule:
     """Ids of rules, also of other packages: if one of them is violated, this one is redundant or recommends what the
     other rejects, and `check` leaves it out. A warning implies no error."""
 
-    def check(self, *values: object, origin: Mapping[str, str] = NOTHING) -> Problem | None:
-        """Return the problem with these values, in the order of `fields`; None if there is none."""
-        message = self.test(*values)
+    def message(self, values: Mapping[str, object]) -> str | None:
+        """Return the description of the problem with these values, path to value; a missing path is None."""
+        given = [values.get(path) for path in self.fields]
+        keywords = getattr(self, "parameters", ())  # a rule may be any record with the other members
+        return self.test(**dict(zip(keywords, given, strict=True))) if keywords else self.test(*given)
+
+    def check(self, values: Mapping[str, object], *, origin: Mapping[str, str] = NOTHING) -> Problem | None:
+        """Return the problem with these values, path to value; None if there is none. A missing path is None."""
+        message = Rule.message(self, values)
         if message is None:
             return None
-        named = {path: _without_secrets(path, value) for path, value in zip(self.fields, values, strict=True)}
-        if any(named[path] is not value for path, value in zip(self.fields, values, strict=True)):
-            message = _message_without_secrets(self, message, values, tuple(named.values()))
+        given = {path: values.get(path) for path in self.fields}
+        named = {path: _without_secrets(path, value) for path, value in given.items()}
+        if any(named[path] is not value for path, value in given.items()):
+            message = _message_without_secrets(self, message, given, named)
         return Problem(
             id=self.id,
             severity=self.severity,
@@ -174,7 +183,7 @@ def refuse(
 
 def explain(rule: Rule) -> str:
     """Return the fields, reason and fix of a rule, an example that fails with its message, and one that passes."""
-    problem = Rule.check(rule, *(rule.fails.get(path) for path in rule.fields))
+    problem = Rule.check(rule, rule.fails)
     lines = [
         f"{rule.id} ({rule.severity})",
         f"reads:  {', '.join(rule.fields)}",
@@ -237,9 +246,9 @@ def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
 
 def _apply(rule: Rule, sections: Mapping[str, object], origin: Callable[[str], str] | None) -> Problem | None:
     own = [path for path in rule.fields if not path.startswith("facts.")]
-    values = (value_at(path, sections) for path in rule.fields)
+    values = {path: value_at(path, sections) for path in rule.fields}
     # Unbound: a rule may be any record with these members, such as one of the user.
-    return Rule.check(rule, *values, origin={} if origin is None else {path: origin(path) for path in own})
+    return Rule.check(rule, values, origin={} if origin is None else {path: origin(path) for path in own})
 
 
 def _present(path: str, sections: Mapping[str, object]) -> bool:
@@ -257,14 +266,14 @@ def _without_secrets(path: str, value: object) -> object:
 
 
 def _message_without_secrets(
-    rule: Rule, message: str, values: tuple[object, ...], hidden: tuple[object, ...]
+    rule: Rule, message: str, values: Mapping[str, object], hidden: Mapping[str, object]
 ) -> str:
     """Return the message about masked values; if they do not violate the rule, the message with secrets replaced."""
     with suppress(TypeError, ValueError):
-        found = rule.test(*hidden)
+        found = Rule.message(rule, hidden)
         if found is not None:
             return found
-    for value in values:
+    for value in values.values():
         message = message.replace(str(value), MASK) if isinstance(value, str) else message
     return masked_text(message)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import lcm, prod
-from typing import Any
+from typing import Any, cast
 
 from mb_config.errors import ConfigurationError
 from mb_config.preflight.problems import RuleLike
@@ -106,7 +106,7 @@ def _test_with_layout(rule: RuleLike, paths: Sequence[str]) -> Callable[..., str
         processes = known[WORLD_SIZE]
         replica = max(1, prod(known[path] or 1 for path in _SIZES)) if different else processes
         facts = {ALL_PROCESSES: processes, WORLD_SIZE: replica}
-        return rule.test(*({**known, **facts}[path] for path in rule.fields))
+        return Rule.message(cast("Rule", rule), {**known, **facts})
 
     return test
 

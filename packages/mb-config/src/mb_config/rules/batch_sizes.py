@@ -57,11 +57,9 @@ def _ramp_divides(
     unit = micro * dp
     first_sizes = (rampup[0], rampup[0] + rampup[1])
     wrong = [size for size in first_sizes if (lenient and size < unit) or (not lenient and size % unit)]
-    return (
-        f"the batch size {wrong[0]} is not a multiple of {unit} (micro batch {micro} x data parallel {dp})"
-        if wrong
-        else None
-    )
+    if wrong:
+        return f"the batch size {wrong[0]} is not a multiple of {unit} (micro batch {micro} x data parallel {dp})"
+    return None
 
 
 def _scheduled(
@@ -125,7 +123,7 @@ def _uneven(batch: int | None, micro: int | None, dp: int, *, lenient: bool) -> 
     return f"{batch} {wrong} of {micro * dp} (micro batch {micro} x data parallel {dp})"
 
 
-def _uneven_eval_batch(  # noqa: PLR0913 - one value per field
+def _uneven_eval_batch(
     eval_batch: int | None,
     eval_micro: int | None,
     batch: int | None,

@@ -35,7 +35,7 @@ def _uneven_groups(sizes: list[int], *, unit: int, pp: int, group: int, lenient:
     return None
 
 
-def _training(  # noqa: PLR0913 - one value per field
+def _training(
     batch: int | None,
     micro: int | None,
     ramp: list[int] | None,
@@ -56,7 +56,7 @@ def _training(  # noqa: PLR0913 - one value per field
     )
 
 
-def _evaluation(  # noqa: PLR0913 - one value per field
+def _evaluation(
     eval_batch: int | None,
     eval_micro: int | None,
     iters: int | None,

@@ -100,11 +100,9 @@ def _idle_options(options: Any) -> str | None:
 
 def _unread_options(options: Any, kind: Any) -> str | None:
     read = {name: value for name, value in (options or {}).items() if name not in IDLE_OPTIONS}
-    return (
-        f"is {read!r} with tokenizer_type={kind}"
-        if read and kind not in (None, "HuggingFaceTokenizer")
-        else None
-    )
+    if read and kind not in (None, "HuggingFaceTokenizer"):
+        return f"is {read!r} with tokenizer_type={kind}"
+    return None
 
 
 def _check_null_eod(end: Any, kind: Any, size: Any) -> str | None:

@@ -15,20 +15,16 @@ _INSPECT = "tensor_inspect.enabled"
 
 
 def _ordered(start: int, end: int) -> str | None:
-    return (
-        f"the window ends before it starts (profile_step_start={start}, profile_step_end={end})"
-        if end < start
-        else None
-    )
+    if end < start:
+        return f"the window ends before it starts (profile_step_start={start}, profile_step_end={end})"
+    return None
 
 
 def _empty(start: int, end: int, torch: bool, nsys: bool, history: bool) -> str | None:
     requested = torch or nsys or history
-    return (
-        f"the window is empty (profile_step_start={start}, profile_step_end={end})"
-        if requested and start == end
-        else None
-    )
+    if requested and start == end:
+        return f"the window is empty (profile_step_start={start}, profile_step_end={end})"
+    return None
 
 
 def _never(start: int, steps: int | None, torch: bool, nsys: bool, history: bool) -> str | None:
@@ -42,11 +38,9 @@ def _ranks(ranks: list[int]) -> str | None:
 
 
 def _no_file_name(history: bool, path: str) -> str | None:
-    return (
-        f"requires a file name (memory_snapshot_path={path!r})"
-        if history and not PurePath(path).name
-        else None
-    )
+    if history and not PurePath(path).name:
+        return f"requires a file name (memory_snapshot_path={path!r})"
+    return None
 
 
 PROFILING_RULES: tuple[Rule, ...] = (

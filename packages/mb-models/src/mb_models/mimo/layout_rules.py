@@ -1,19 +1,20 @@
 """Rules on vision-language models with per-module parallelism; they apply only to different layouts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from string import ascii_lowercase
 from typing import Any
 
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
-OFFSET, VISION_TP, TP = LAYOUT = (
+model_rule = partial(section_rule, "model")
+
+_LAYOUT = (
     "model.language_rank_offset",
     "model.vision_tensor_model_parallel_size",
     "model.tensor_model_parallel_size",
 )
-PROCESSES = "facts.all_processes"
-"""World size of a run; other rules treat modules with per-module parallelism as one replica."""
-
 REQUIRED_SETTINGS: Mapping[str, tuple[object, object]] = {
     "sequence_parallel": (False, True),
     "context_parallel_size": (1, 2),
@@ -68,9 +69,9 @@ def stored_optimizer_error(model: object, changed: Mapping[str, tuple[Any, Any]]
         model: Section of the run that resumes; of any family.
         changed: Dotted path -> (previous, current) of the settings that differ from the previous run.
     """
-    current = [getattr(model, path.removeprefix("model."), None) for path in LAYOUT]
+    current = [getattr(model, path.removeprefix("model."), None) for path in _LAYOUT]
     previous = [
-        changed[path][0] if path in changed else value for path, value in zip(LAYOUT, current, strict=True)
+        changed[path][0] if path in changed else value for path, value in zip(_LAYOUT, current, strict=True)
     ]
     before, now = (
         "modules with layouts of their own" if has_layouts(*layout) else "one model"
@@ -111,19 +112,27 @@ def unsupported_settings(values: Sequence[object]) -> str | None:
     return ", ".join(problems) or None
 
 
-def _modules_do_not_fit_on_ranks(
-    offset: int | None, vision_tp: int | None, tp: int, world: int
-) -> str | None:
-    return module_layout_error(offset or 0, vision_tp or tp, tp, world)
+def _layout_rule(
+    id: str, path: str, test: Callable[[Any], str | None], *, fails: object, passes: object, **texts: Any
+) -> Rule:
+    """Return a rule on one field that applies only if encoder and language model have different layouts."""
 
+    def tested(
+        value: object,
+        language_rank_offset: int | None,
+        vision_tensor_model_parallel_size: int | None,
+        tp: int | None,
+    ) -> str | None:
+        different = has_layouts(language_rank_offset, vision_tensor_model_parallel_size, tp)
+        return test(value) if different else None
 
-def _rows_not_divided_by_replicas(
-    rows: int | None, offset: int, vision_tp: int | None, tp: int, world: int
-) -> str | None:
-    if rows is None or _modules_do_not_fit_on_ranks(offset, vision_tp, tp, world) is not None:
-        return None
-    parts = max((offset or world) // (vision_tp or tp), (world - offset) // tp)
-    return f"{rows} sequences cannot be divided into {parts} equal parts" if rows % parts else None
+    return model_rule(
+        id,
+        paths={"value": path},
+        fails={"value": fails, "language_rank_offset": 1, "tp": 1},
+        passes={"value": passes},
+        **texts,
+    )(tested)
 
 
 def _must_be(supported: object) -> Callable[[object], str | None]:
@@ -131,119 +140,94 @@ def _must_be(supported: object) -> Callable[[object], str | None]:
     return lambda value: f"is {value}" if value is not None and value != supported else None
 
 
-def _layout_rule(
-    number: str,
-    paths: Sequence[str],
-    test: Callable[..., str | None],
-    *,
-    why: str,
-    fix: str,
-    fails: Sequence[object],
-    passes: Sequence[object],
-    also: Sequence[object] = (1, None, 1),
-) -> Rule:
-    """Return a rule on fields that applies only if encoder and language model have different layouts.
-
-    The rule reads `paths`, then the three fields of `LAYOUT`, then the number of processes if `paths` has it. The test
-    of a rule with this number receives all of them, and is not made where the number is unknown; any other test
-    receives the values of `paths` alone. `also` are the values of `LAYOUT` in both examples.
-    """
-    rule_paths = [path for path in paths if path not in (*LAYOUT, PROCESSES)]
-    reads_processes = PROCESSES in paths
-    fields = [*rule_paths, *LAYOUT, *([PROCESSES] if reads_processes else [])]
-    number_of_own = len(rule_paths)
-
-    def test_of_layouts(*values: object) -> str | None:
-        offset, vision_tp, tp = values[number_of_own : number_of_own + 3]
-        if not has_layouts(offset, vision_tp, tp):  # type: ignore[arg-type]  # by the fields' types
-            return None
-        if not reads_processes:
-            return test(*values[:number_of_own])
-        return None if values[-1] is None else test(*values)
-
-    def example(values: Sequence[object]) -> dict[str, object]:
-        return dict(zip(fields, [*values[:number_of_own], *also, *values[number_of_own:]], strict=True))
-
-    return Rule(
-        id=number,
-        fields=tuple(fields),
-        test=test_of_layouts,
-        why=why,
-        fix=fix,
-        fails=example(fails),
-        passes=example(passes),
+@model_rule(
+    "M16",
+    why="each module is complete on its ranks, in replicas that each take the images of complete replicas of "
+    "the other",
+    fix="Let the tensor-parallel sizes divide the ranks of their modules, and one number of replicas the other.",
+    fails={"language_rank_offset": 1, "tp": 1, "all_processes": 1},
+    passes={"all_processes": 2},
+)
+def _modules_do_not_fit_on_ranks(
+    language_rank_offset, vision_tensor_model_parallel_size, tp, *, all_processes
+):
+    if not has_layouts(language_rank_offset, vision_tensor_model_parallel_size, tp) or all_processes is None:
+        return None
+    return module_layout_error(
+        language_rank_offset, vision_tensor_model_parallel_size or tp, tp, all_processes
     )
 
 
+def _rows_not_divided_by_replicas(
+    rows, language_rank_offset, vision_tensor_model_parallel_size, tp, *, all_processes
+):
+    offset, vision_tp = language_rank_offset, vision_tensor_model_parallel_size
+    if rows is None or all_processes is None or not has_layouts(offset, vision_tp, tp):
+        return None
+    if module_layout_error(offset, vision_tp or tp, tp, all_processes) is not None:
+        return None
+    parts = max((offset or all_processes) // (vision_tp or tp), (all_processes - offset) // tp)
+    return f"{rows} sequences cannot be divided into {parts} equal parts" if rows % parts else None
+
+
 RULES: tuple[Rule, ...] = (
-    _layout_rule(
-        "M16",
-        (OFFSET, VISION_TP, TP, PROCESSES),
-        _modules_do_not_fit_on_ranks,
-        why="each module is complete on its ranks, in replicas that each take the images of complete replicas of "
-        "the other",
-        fix="Let the tensor-parallel sizes divide the ranks of their modules, and one number of replicas the other.",
-        fails=(1,),
-        passes=(2,),
-    ),
+    _modules_do_not_fit_on_ranks,
     _layout_rule(
         "M17",
-        ("model.calculate_per_token_loss",),
+        "model.calculate_per_token_loss",
         lambda on: None if on else "is off",
         why="the gradients of the encoder are divided by the tokens of the language model",
         fix="Set model.calculate_per_token_loss=true.",
-        fails=(False,),
-        passes=(True,),
+        fails=False,
+        passes=True,
     ),
     *(
         _layout_rule(
             f"M18{letter}",
-            (f"model.{name}",),
+            f"model.{name}",
             _must_be(supported),
             why="per-module parallelism supports tensor and data parallelism in float32 only",
             fix=f"Leave {name} at its default, or set language_rank_offset=0 and leave "
             "vision_tensor_model_parallel_size unset.",
-            fails=(unsupported_value,),
-            passes=(supported,),
+            fails=unsupported_value,
+            passes=supported,
         )
         for letter, (name, (supported, unsupported_value)) in zip(
             ascii_lowercase, REQUIRED_SETTINGS.items(), strict=False
         )
     ),
     *(
-        _layout_rule(
+        model_rule(
             number,
-            (path, PROCESSES),
-            _rows_not_divided_by_replicas,
+            paths={"rows": path},
             why="a microbatch holds the rows of all replicas of the modules, and each replica takes its part",
             fix=f"Set {path} to a multiple of the replicas of encoder and language model.",
-            fails=(3, 4),
-            passes=(4, 4),
-            also=(2, None, 1),
-        )
+            fails={"rows": 3, "language_rank_offset": 2, "tp": 1, "all_processes": 4},
+            passes={"rows": 4},
+        )(_rows_not_divided_by_replicas)
         for number, path in (("M19", "train.micro_batch_size"), ("M20", "validation.eval_micro_batch_size"))
     ),
     *(
         _layout_rule(
             f"M21{letter}",
-            (path,),
+            path,
             _must_be(supported=False),
             why=why,
             fix="Switch it off.",
-            fails=(True,),
-            passes=(False,),
+            fails=True,
+            passes=False,
         )
         for letter, (path, why) in zip(ascii_lowercase, EXCHANGE.items(), strict=False)
     ),
     *(
         _layout_rule(
             f"M22{letter}",
-            (path,),
+            path,
             _must_be(supported),
             why="each module has separate groups and generators, which are always created with default settings",
             fix="Leave it at its default.",
-            fails=(unsupported_value,),
-            passes=(supported,),
+            fails=unsupported_value,
+            passes=supported,
         )
         for letter, (path, (supported, unsupported_value)) in zip(
             ascii_lowercase, PROCESS_WIDE.items(), strict=False
@@ -251,30 +235,30 @@ RULES: tuple[Rule, ...] = (
     ),
     _layout_rule(
         "M23",
-        ("peft",),
+        "peft",
         lambda adapters: "is set" if adapters is not None else None,
         why="adapters need the complete model",
         fix="Remove the section peft, or set language_rank_offset=0 and leave vision_tensor_model_parallel_size unset.",
-        fails=({},),
-        passes=(None,),
+        fails={},
+        passes=None,
     ),
     _layout_rule(
         "M24",
-        ("rerun_state_machine.rerun_mode",),
+        "rerun_state_machine.rerun_mode",
         lambda mode: None if mode in (None, "disabled") else f"is {mode}",
         why="a step that is run again would need agreement with the encoder's ranks, which have no loss",
         fix='Set rerun_state_machine.rerun_mode="disabled".',
-        fails=("validate_results",),
-        passes=("disabled",),
+        fails="validate_results",
+        passes="disabled",
     ),
     _layout_rule(
         "M25",
-        ("train.check_weight_hash_across_dp_replicas_interval",),
+        "train.check_weight_hash_across_dp_replicas_interval",
         lambda interval: f"is {interval}" if interval is not None else None,
         why="replicas of the two modules are on different ranks, and those of only one would be compared",
         fix="Leave it unset.",
-        fails=(10,),
-        passes=(None,),
+        fails=10,
+        passes=None,
     ),
 )
 """Rules that read the number of processes are not applied when a model is built, which checks its ranks itself."""

@@ -1,13 +1,22 @@
 """Rules on the section `peft`, for a check before launch. Standard library only."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from mb_schema.rule_kinds import excludes, in_range, rule, within
+from mb_schema.rule_kinds import excludes, in_range, section_rule
 from mb_schema.rules import Rule
 
+peft_rule = partial(section_rule, "peft")
 
-def _targets(names: Sequence[str], excluded: Sequence[str] = ()) -> str | None:
-    return None if names or excluded else "names no layer"
+
+@peft_rule(
+    "PE03",
+    why="everything but adapters is frozen, so that nothing would be trained",
+    fix="Select layers, such as linear_qkv and linear_proj, or remove peft.target_modules.",
+    fails={"target_modules": []},
+    passes={"target_modules": ["linear_qkv"]},
+)
+def _no_target(target_modules, exclude_modules):
+    return None if target_modules or exclude_modules else "names no layer"
 
 
 RULES: tuple[Rule, ...] = (
@@ -30,15 +39,7 @@ RULES: tuple[Rule, ...] = (
         fails=1.0,
         passes=0.0,
     ),
-    rule(
-        "PE03",
-        within("peft", "target_modules exclude_modules"),
-        _targets,
-        why="everything but adapters is frozen, so that nothing would be trained",
-        fix="Select layers, such as linear_qkv and linear_proj, or remove peft.target_modules.",
-        fails=([], []),
-        passes=(["linear_qkv"], []),
-    ),
+    _no_target,
     excludes(
         "PE04",
         {"peft.target_modules": True, "peft.exclude_modules": True},
@@ -47,32 +48,39 @@ RULES: tuple[Rule, ...] = (
         fails=(["linear_qkv"], ["linear_proj"]),
         passes=([], ["linear_proj"]),
     ),
-    rule(
+    peft_rule(
         "PE05",
-        within("peft", "lora_A_init_method lora_B_init_method"),
-        lambda a, b: "are both zero" if a == b == "zero" else None,
         why="the gradient of each factor is proportional to the other, so that both stay zero",
         fix="Set one of them to another method: A to kaiming, for example.",
-        fails=("zero", "zero"),
-        passes=("kaiming", "zero"),
+        fails={"lora_A_init_method": "zero", "lora_B_init_method": "zero"},
+        passes={"lora_A_init_method": "kaiming"},
+    )(
+        lambda lora_A_init_method, lora_B_init_method: (
+            "are both zero" if lora_A_init_method == lora_B_init_method == "zero" else None
+        )
     ),
-    rule(
+    peft_rule(
         "PE06",
-        "peft.loraplus_lr_ratio",
-        lambda ratio: None if ratio is None or 0 < ratio < float("inf") else "is not positive",
         why="it multiplies the learning rate of the second factor of each adapter",
         fix="Set peft.loraplus_lr_ratio to a positive number, such as 16, or leave it out.",
-        fails=(0.0,),
-        passes=(16.0,),
+        fails={"loraplus_lr_ratio": 0.0},
+        passes={"loraplus_lr_ratio": 16.0},
+    )(
+        lambda loraplus_lr_ratio: (
+            None if loraplus_lr_ratio is None or 0 < loraplus_lr_ratio < float("inf") else "is not positive"
+        )
     ),
-    rule(
+    peft_rule(
         "V139a",
-        ("peft", "checkpoint.pretrained_checkpoint"),
-        lambda adapters, weights: None if weights else "is set without pretrained weights",
+        paths={"peft": "peft"},
         why="adapters are trained on top of pretrained weights",
         fix="Set checkpoint.pretrained_checkpoint.",
-        fails=({"dim": 8},),
-        passes=({"dim": 8}, "/checkpoints/base"),
+        fails={"peft": {"dim": 8}},
+        passes={"checkpoint__pretrained_checkpoint": "/checkpoints/base"},
+    )(
+        lambda peft, checkpoint__pretrained_checkpoint: (
+            None if checkpoint__pretrained_checkpoint else "is set without pretrained weights"
+        )
     ),
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

@@ -1,7 +1,6 @@
 """Rules on `mb_models.gpt.variant_fields.LayerVariantFields`."""
 
 from mb_models.hybrid.rules import family_rule
-from mb_models.mimo.rules import FAMILY_FIELD
 from mb_schema.rule_kinds import SET, excludes, in_range, other_than, requires
 from mb_schema.rules import Rule
 
@@ -43,9 +42,16 @@ LEAST = 1e-9
 """Smallest factor and soft cap."""
 
 
-def _variants_with_image_encoder(_vision: int, *values: object) -> str | None:
-    neutral_and_value = zip(NEUTRAL.items(), values, strict=True)
-    unsupported = [f"{name}={value}" for (name, neutral), value in neutral_and_value if value != neutral]
+@family_rule(
+    "M26",
+    paths={name: f"model.{name}" for name in NEUTRAL},
+    why="the language model of a vision-language model has Megatron Core's layers",
+    fix="Remove them.",
+    fails={**NEUTRAL, "vision_num_layers": 2, "norm_position": "pre_and_post"},
+    passes={"norm_position": "pre"},
+)
+def _variants_with_image_encoder(vision_num_layers, **values):
+    unsupported = [f"{name}={value}" for name, value in values.items() if value != NEUTRAL[name]]
     return f"does not support {', '.join(unsupported)}" if unsupported else None
 
 
@@ -141,14 +147,6 @@ RULES: tuple[Rule, ...] = (
         fails=("parallel_shared_norm", "transformer_engine"),
         passes=("parallel_shared_norm", "local"),
     ),
-    family_rule(
-        "M26",
-        (FAMILY_FIELD, *NEUTRAL),
-        _variants_with_image_encoder,
-        why="the language model of a vision-language model has Megatron Core's layers",
-        fix="Remove them.",
-        fails=(2, "pre_and_post", *list(NEUTRAL.values())[1:]),
-        passes=(2, *NEUTRAL.values()),
-    ),
+    _variants_with_image_encoder,
 )
 """Rules on variants of layers, embedding and logits."""

@@ -1,47 +1,81 @@
 """Rules on fused kernels, offloading and the division of layers over stages."""
 
-from collections.abc import Mapping
+from functools import partial
 
-from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import excludes, requires
+from mb_schema.rule_kinds import excludes, requires, section_rule
 from mb_schema.rules import Rule
 
+model_rule = partial(section_rule, "model")
 
-def _no_fused_activation(on: bool, activation: str, gated: bool, bias: bool) -> str | None:
-    if not on:
+
+@model_rule(
+    "K24",
+    why="Megatron Core has no other fused kernels",
+    fix="Set bias_activation_fusion=false.",
+    fails={"bias_activation_fusion": True, "activation_func": "relu"},
+    passes={"activation_func": "silu", "gated_linear_unit": True, "add_bias_linear": False},
+)
+def _no_fused_activation(bias_activation_fusion, activation_func, gated_linear_unit, add_bias_linear):
+    if not bias_activation_fusion:
         return None
-    if activation not in ("gelu", "silu", "quick_gelu"):
-        return f"has no fused {activation}"
-    if not gated and (activation == "quick_gelu" or (activation == "gelu" and not bias)):
-        return f"supports {activation} only gated" + (
-            "" if activation == "quick_gelu" else ", or with a bias"
+    if activation_func not in ("gelu", "silu", "quick_gelu"):
+        return f"has no fused {activation_func}"
+    if not gated_linear_unit and (
+        activation_func == "quick_gelu" or (activation_func == "gelu" and not add_bias_linear)
+    ):
+        return f"supports {activation_func} only gated" + (
+            "" if activation_func == "quick_gelu" else ", or with a bias"
         )
     return None
 
 
-def _offload_without_modules(on: bool, extra: Mapping[str, object]) -> str | None:
-    return "needs transformer.offload_modules" if on and not extra.get("offload_modules") else None
+@model_rule(
+    "K26",
+    why="only listed modules are offloaded",
+    fix="List modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
+    fails={"fine_grained_activation_offloading": True, "transformer": {}},
+    passes={"transformer": {"offload_modules": ["core_attn"]}},
+)
+def _offload_without_modules(fine_grained_activation_offloading, transformer):
+    if fine_grained_activation_offloading and not transformer.get("offload_modules"):
+        return "needs transformer.offload_modules"
+    return None
 
 
+@model_rule(
+    "K27",
+    why="embedding and output layer count as one layer each, and every stage has the same number",
+    fix="Change num_layers, or count both or neither.",
+    fails={
+        "num_layers": 4,
+        "pp": 2,
+        "account_for_embedding_in_pipeline_split": True,
+        "account_for_loss_in_pipeline_split": False,
+    },
+    passes={"account_for_loss_in_pipeline_split": True},
+)
 def _layers_with_embedding_and_loss_not_divided_by_stages(
-    layers: int, pp: int, vp: int | None, embedding: bool, loss: bool
-) -> str | None:
-    total, parts = layers + embedding + loss, pp * (vp or 1)
-    if not (embedding or loss) or parts < 1 or total % parts == 0:
+    num_layers, pp, vp, account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split
+):
+    total, parts = (
+        num_layers + account_for_embedding_in_pipeline_split + account_for_loss_in_pipeline_split,
+        pp * (vp or 1),
+    )
+    if (
+        not (account_for_embedding_in_pipeline_split or account_for_loss_in_pipeline_split)
+        or parts < 1
+        or total % parts == 0
+    ):
         return None
-    return f"{layers} layers and {embedding + loss} more cannot be divided into {parts} equal parts"
+    return (
+        f"{num_layers} layers and "
+        f"{account_for_embedding_in_pipeline_split + account_for_loss_in_pipeline_split} more cannot be "
+        f"divided into {parts} equal parts"
+    )
 
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
-        "K24",
-        ("bias_activation_fusion", "activation_func", "gated_linear_unit", "add_bias_linear"),
-        _no_fused_activation,
-        why="Megatron Core has no other fused kernels",
-        fix="Set bias_activation_fusion=false.",
-        fails=(True, "relu", False, True),
-        passes=(True, "silu", True, False),
-    ),
+    _no_fused_activation,
     requires(
         "K25",
         {"model.fused_residual_rmsnorm": True},
@@ -51,30 +85,8 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "LayerNorm"),
         passes=(True, "RMSNorm"),
     ),
-    model_rule(
-        "K26",
-        ("fine_grained_activation_offloading", "transformer"),
-        _offload_without_modules,
-        why="only listed modules are offloaded",
-        fix="List modules there, such as core_attn, or set fine_grained_activation_offloading=false.",
-        fails=(True, {}),
-        passes=(True, {"offload_modules": ["core_attn"]}),
-    ),
-    model_rule(
-        "K27",
-        (
-            "num_layers",
-            "pipeline_model_parallel_size",
-            "virtual_pipeline_model_parallel_size",
-            "account_for_embedding_in_pipeline_split",
-            "account_for_loss_in_pipeline_split",
-        ),
-        _layers_with_embedding_and_loss_not_divided_by_stages,
-        why="embedding and output layer count as one layer each, and every stage has the same number",
-        fix="Change num_layers, or count both or neither.",
-        fails=(4, 2, None, True, False),
-        passes=(4, 2, None, True, True),
-    ),
+    _offload_without_modules,
+    _layers_with_embedding_and_loss_not_divided_by_stages,
     excludes(
         "V140",
         {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},

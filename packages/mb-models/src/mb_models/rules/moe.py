@@ -1,79 +1,137 @@
 """Rules on experts, router, load balancing and the exchange of tokens."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from mb_models.rules.model_rule import model_rule
 from mb_schema.gpu_capabilities import KNOWN, capability
 from mb_schema.gpu_names import find_short_name
-from mb_schema.rule_kinds import SET, among, excludes, in_range, no_effect, requires, rule, within
+from mb_schema.rule_kinds import SET, among, excludes, in_range, no_effect, requires, section_rule
 from mb_schema.rules import Rule
 
+model_rule = partial(section_rule, "model")
 
-def _expert_bias_with_tensor_parallel(
-    experts: int | None, bias: bool, etp: int | None, tp: int
-) -> str | None:
+
+@model_rule(
+    "K15",
+    why="each rank would add the bias once",
+    fix="Set add_bias_linear=false, or expert_tensor_parallel_size=1.",
+    fails={"num_moe_experts": 4, "add_bias_linear": True, "tp": 2},
+    passes={"etp": 1},
+)
+def _expert_bias_with_tensor_parallel(num_moe_experts, add_bias_linear, etp, tp):
     size = tp if etp is None else etp
-    if experts is None or not bias or size == 1:
+    if num_moe_experts is None or not add_bias_linear or size == 1:
         return None
-    return f"{experts} experts with biases cannot be split over {size} tensor-parallel ranks"
+    return f"{num_moe_experts} experts with biases cannot be split over {size} tensor-parallel ranks"
 
 
-def _coefficients_not_one_per_loss(
-    kinds: str | Sequence[str], weights: float | Sequence[float]
-) -> str | None:
-    if isinstance(kinds, str) or (not isinstance(weights, int | float) and len(weights) == len(kinds)):
+@model_rule(
+    "K18",
+    why="each type of load balancing has its own weight",
+    fix="Give moe_aux_loss_coeff a list of the same length.",
+    fails={"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": 0.1},
+    passes={"moe_aux_loss_coeff": [0.1, 0.1]},
+)
+def _coefficients_not_one_per_loss(moe_router_load_balancing_type, moe_aux_loss_coeff):
+    if isinstance(moe_router_load_balancing_type, str) or (
+        not isinstance(moe_aux_loss_coeff, int | float)
+        and len(moe_aux_loss_coeff) == len(moe_router_load_balancing_type)
+    ):
         return None
-    return f"is {weights} for {len(kinds)} types of load balancing"
+    return f"is {moe_aux_loss_coeff} for {len(moe_router_load_balancing_type)} types of load balancing"
 
 
-def _capacity_with_sinkhorn(factor: float | None, kinds: str | Sequence[str]) -> str | None:
-    chosen = [kinds] if isinstance(kinds, str) else list(kinds)
-    if factor is None or "sinkhorn" not in chosen:
+@model_rule(
+    "K19",
+    why="sinkhorn already gives each expert its even share",
+    fix="Unset moe_expert_capacity_factor, or balance by a loss.",
+    fails={"moe_expert_capacity_factor": 1.0, "moe_router_load_balancing_type": "sinkhorn"},
+    passes={"moe_router_load_balancing_type": "aux_loss"},
+)
+def _capacity_with_sinkhorn(moe_expert_capacity_factor, moe_router_load_balancing_type):
+    chosen = (
+        [moe_router_load_balancing_type]
+        if isinstance(moe_router_load_balancing_type, str)
+        else list(moe_router_load_balancing_type)
+    )
+    if moe_expert_capacity_factor is None or "sinkhorn" not in chosen:
         return None
-    return f"is {factor} with moe_router_load_balancing_type=sinkhorn"
+    return f"is {moe_expert_capacity_factor} with moe_router_load_balancing_type=sinkhorn"
 
 
+@model_rule(
+    "K22",
+    why="the softmax of a single score is always 1",
+    fix="Set moe_router_pre_softmax=true.",
+    fails={"moe_router_topk": 1, "moe_router_score_function": "softmax"},
+    passes={"moe_router_pre_softmax": True},
+)
 def _softmax_over_one_expert(
-    topk: int, score: str, pre_softmax: bool, kind: str | Sequence[str]
-) -> str | None:
-    if topk != 1 or score != "softmax" or pre_softmax or kind == "sinkhorn":
+    moe_router_topk, moe_router_score_function, moe_router_pre_softmax, moe_router_load_balancing_type
+):
+    if (
+        moe_router_topk != 1
+        or moe_router_score_function != "softmax"
+        or moe_router_pre_softmax
+        or moe_router_load_balancing_type == "sinkhorn"
+    ):
         return None
     return "a softmax over the single selected expert has no gradient"
 
 
-def _group_limited_routing_impossible(
-    topk: int | None, groups: int | None, experts: int | None
-) -> str | None:
-    if not topk:
+@model_rule(
+    "K23",
+    why="a token selects groups of equal size first, and then experts within them",
+    fix="Set moe_router_num_groups to a divisor of num_moe_experts that is not smaller than "
+    "moe_router_group_topk.",
+    fails={"moe_router_group_topk": 3, "moe_router_num_groups": 2, "num_moe_experts": 4},
+    passes={"moe_router_group_topk": 1},
+)
+def _group_limited_routing_impossible(moe_router_group_topk, moe_router_num_groups, num_moe_experts):
+    if not moe_router_group_topk:
         return None
-    if not groups or not experts:
-        return f"needs moe_router_num_groups={groups} and num_moe_experts={experts} to be set"
-    if experts % groups or topk > groups:
-        return f"cannot select {topk} of {groups} groups of {experts} experts"
+    if not moe_router_num_groups or not num_moe_experts:
+        return f"needs moe_router_num_groups={moe_router_num_groups} and num_moe_experts={num_moe_experts} to be set"
+    if num_moe_experts % moe_router_num_groups or moe_router_group_topk > moe_router_num_groups:
+        return f"cannot select {moe_router_group_topk} of {moe_router_num_groups} groups of {num_moe_experts} experts"
     return None
-
-
-_DISPATCH = ("model.moe_flex_dispatcher_backend", "model.moe_token_dispatcher_type", "facts.gpu")
 
 
 _DEEPEP_BLACKWELL = ("b200", "b300")
 """Blackwell GPUs for which DeepEP is built."""
 
 
-def _deepep_unsupported(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
+@model_rule(
+    "V159",
+    why="its kernels are built for Ampere, Ada, Hopper, B200 and B300",
+    fix="Set model.moe_flex_dispatcher_backend=hybridep or model.moe_token_dispatcher_type=alltoall.",
+    fails={"moe_flex_dispatcher_backend": "deepep", "moe_token_dispatcher_type": "flex", "gpu": "gb200"},
+    passes={"gpu": "h100"},
+)
+def _deepep_unsupported(moe_flex_dispatcher_backend, moe_token_dispatcher_type, *, gpu):
     compute_capability = capability(gpu)
-    if dispatcher != "flex" or backend != "deepep" or compute_capability is None:
+    if (
+        moe_token_dispatcher_type != "flex"
+        or moe_flex_dispatcher_backend != "deepep"
+        or compute_capability is None
+    ):
         return None
     if compute_capability[0] in (8, 9) or find_short_name(gpu, KNOWN) in _DEEPEP_BLACKWELL:
         return None
     return f"deepep does not run on {gpu}"
 
 
-def _hybridep_unsupported(backend: str | None, dispatcher: str | None, gpu: str) -> str | None:
+@model_rule(
+    "V160",
+    why="its kernels are built for Ampere, Ada, Hopper and Blackwell",
+    fix="Set model.moe_token_dispatcher_type=alltoall.",
+    fails={"moe_flex_dispatcher_backend": "hybridep", "moe_token_dispatcher_type": "flex", "gpu": "v100"},
+    passes={"gpu": "gb200"},
+)
+def _hybridep_unsupported(moe_flex_dispatcher_backend, moe_token_dispatcher_type, *, gpu):
     compute_capability = capability(gpu)
     if (
-        dispatcher != "flex"
-        or backend != "hybridep"
+        moe_token_dispatcher_type != "flex"
+        or moe_flex_dispatcher_backend != "hybridep"
         or compute_capability is None
         or compute_capability[0] in (8, 9, 10)
     ):
@@ -84,16 +142,43 @@ def _hybridep_unsupported(backend: str | None, dispatcher: str | None, gpu: str)
 _OVER_ALL_TOKENS = ("sinkhorn", "quantile_balancing")
 
 
+@model_rule(
+    "G57",
+    why="it assigns experts to all tokens of a microbatch together, so padding would change those of the others",
+    fix="Use aux_loss, seq_aux_loss, global_aux_loss or none.",
+    fails={
+        "moe_router_load_balancing_type": "sinkhorn",
+        "dataset__dataset_root": "/data",
+        "num_moe_experts": 8,
+    },
+    passes={"moe_router_load_balancing_type": "seq_aux_loss"},
+)
 def _routing_over_all_tokens_in_fine_tuning(
-    kind: str | Sequence[str], root: object, experts: int | None
-) -> str | None:
-    return f"is {kind} for fine-tuning" if kind in _OVER_ALL_TOKENS and root is not None and experts else None
+    moe_router_load_balancing_type, dataset__dataset_root, num_moe_experts
+):
+    if (
+        moe_router_load_balancing_type in _OVER_ALL_TOKENS
+        and dataset__dataset_root is not None
+        and num_moe_experts
+    ):
+        return f"is {moe_router_load_balancing_type} for fine-tuning"
+    return None
 
 
-def _topk_outside_experts(topk: int, experts: int | None) -> str | None:
-    if experts is None or 1 <= topk <= experts:
+@model_rule(
+    "G11",
+    why="the router selects among the existing experts",
+    fix="Lower moe_router_topk or raise num_moe_experts.",
+    fails={"moe_router_topk": 3, "num_moe_experts": 2},
+    passes={"moe_router_topk": 2},
+)
+def _topk_outside_experts(moe_router_topk, num_moe_experts):
+    if num_moe_experts is None or 1 <= moe_router_topk <= num_moe_experts:
         return None
-    return f"a token cannot use that many experts (moe_router_topk={topk}, num_moe_experts={experts})"
+    return (
+        f"a token cannot use that many experts (moe_router_topk={moe_router_topk}, "
+        f"num_moe_experts={num_moe_experts})"
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -106,20 +191,7 @@ RULES: tuple[Rule, ...] = (
         fails=0,
         passes=4,
     ),
-    model_rule(
-        "K15",
-        (
-            "num_moe_experts",
-            "add_bias_linear",
-            "expert_tensor_parallel_size",
-            "tensor_model_parallel_size",
-        ),
-        _expert_bias_with_tensor_parallel,
-        why="each rank would add the bias once",
-        fix="Set add_bias_linear=false, or expert_tensor_parallel_size=1.",
-        fails=(4, True, None, 2),
-        passes=(4, True, 1, 2),
-    ),
+    _expert_bias_with_tensor_parallel,
     in_range(
         "K16",
         "model.moe_shared_expert_intermediate_size",
@@ -146,24 +218,8 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "allgather"),
         passes=(True, "alltoall"),
     ),
-    model_rule(
-        "K18",
-        ("moe_router_load_balancing_type", "moe_aux_loss_coeff"),
-        _coefficients_not_one_per_loss,
-        why="each type of load balancing has its own weight",
-        fix="Give moe_aux_loss_coeff a list of the same length.",
-        fails=(["aux_loss", "seq_aux_loss"], 0.1),
-        passes=(["aux_loss", "seq_aux_loss"], [0.1, 0.1]),
-    ),
-    model_rule(
-        "K19",
-        ("moe_expert_capacity_factor", "moe_router_load_balancing_type"),
-        _capacity_with_sinkhorn,
-        why="sinkhorn already gives each expert its even share",
-        fix="Unset moe_expert_capacity_factor, or balance by a loss.",
-        fails=(1.0, "sinkhorn"),
-        passes=(1.0, "aux_loss"),
-    ),
+    _coefficients_not_one_per_loss,
+    _capacity_with_sinkhorn,
     requires(
         "K20",
         {"model.moe_pad_expert_input_to_capacity": True},
@@ -182,57 +238,11 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "softmax"),
         passes=(True, "sigmoid"),
     ),
-    model_rule(
-        "K22",
-        (
-            "moe_router_topk",
-            "moe_router_score_function",
-            "moe_router_pre_softmax",
-            "moe_router_load_balancing_type",
-        ),
-        _softmax_over_one_expert,
-        why="the softmax of a single score is always 1",
-        fix="Set moe_router_pre_softmax=true.",
-        fails=(1, "softmax", False, "aux_loss"),
-        passes=(1, "softmax", True, "aux_loss"),
-    ),
-    model_rule(
-        "K23",
-        ("moe_router_group_topk", "moe_router_num_groups", "num_moe_experts"),
-        _group_limited_routing_impossible,
-        why="a token selects groups of equal size first, and then experts within them",
-        fix="Set moe_router_num_groups to a divisor of num_moe_experts that is not smaller than "
-        "moe_router_group_topk.",
-        fails=(3, 2, 4),
-        passes=(1, 2, 4),
-    ),
-    rule(
-        "V159",
-        _DISPATCH,
-        _deepep_unsupported,
-        why="its kernels are built for Ampere, Ada, Hopper, B200 and B300",
-        fix="Set model.moe_flex_dispatcher_backend=hybridep or model.moe_token_dispatcher_type=alltoall.",
-        fails=("deepep", "flex", "gb200"),
-        passes=("deepep", "flex", "h100"),
-    ),
-    rule(
-        "V160",
-        _DISPATCH,
-        _hybridep_unsupported,
-        why="its kernels are built for Ampere, Ada, Hopper and Blackwell",
-        fix="Set model.moe_token_dispatcher_type=alltoall.",
-        fails=("hybridep", "flex", "v100"),
-        passes=("hybridep", "flex", "gb200"),
-    ),
-    rule(
-        "G11",
-        within("model", "moe_router_topk num_moe_experts"),
-        _topk_outside_experts,
-        why="the router selects among the existing experts",
-        fix="Lower moe_router_topk or raise num_moe_experts.",
-        fails=(3, 2),
-        passes=(2, 2),
-    ),
+    _softmax_over_one_expert,
+    _group_limited_routing_impossible,
+    _deepep_unsupported,
+    _hybridep_unsupported,
+    _topk_outside_experts,
     no_effect(
         "G12",
         "model.num_moe_experts",
@@ -242,13 +252,5 @@ RULES: tuple[Rule, ...] = (
         fails=(None, 64, None),
         passes=(4, 64, None),
     ),
-    rule(
-        "G57",
-        ("model.moe_router_load_balancing_type", "dataset.dataset_root", "model.num_moe_experts"),
-        _routing_over_all_tokens_in_fine_tuning,
-        why="it assigns experts to all tokens of a microbatch together, so padding would change those of the others",
-        fix="Use aux_loss, seq_aux_loss, global_aux_loss or none.",
-        fails=("sinkhorn", "/data", 8),
-        passes=("seq_aux_loss", "/data", 8),
-    ),
+    _routing_over_all_tokens_in_fine_tuning,
 )

@@ -1,41 +1,89 @@
 """Rules on number formats: Megatron Core's conditions on 8 and 4 bits, and what GPUs and libraries support."""
 
-from collections.abc import Callable, Mapping
+from functools import partial
 
-from mb_models.rules.model_rule import model_rule
 from mb_schema.gpu_capabilities import unsupported_format
-from mb_schema.rule_kinds import excludes, requires, rule
+from mb_schema.rule_kinds import excludes, requires, section_rule
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
 
-
-def _custom_recipe_without_quantizer(bits: str) -> Callable[..., str | None]:
-    def test(recipe: str | None, chosen: str | None, extra: Mapping[str, object]) -> str | None:
-        missing = chosen and recipe == "custom" and not extra.get(f"fp{bits}_quantizer_factory")
-        return f"custom needs transformer.fp{bits}_quantizer_factory" if missing else None
-
-    return test
+model_rule = partial(section_rule, "model")
 
 
+@model_rule(
+    "K10",
+    why="a custom recipe is a user-defined function",
+    fix="Set it there, as package.module.function, or use another fp8_recipe.",
+    fails={"fp8_recipe": "custom", "fp8": "hybrid", "transformer": {}},
+    passes={"transformer": {"fp8_quantizer_factory": "mine.quantizers.make"}},
+)
+def _custom_fp8_recipe_without_quantizer(fp8_recipe, fp8, transformer):
+    missing = fp8 and fp8_recipe == "custom" and not transformer.get("fp8_quantizer_factory")
+    return "custom needs transformer.fp8_quantizer_factory" if missing else None
+
+
+@model_rule(
+    "K11",
+    why="a custom recipe is a user-defined function",
+    fix="Set it there, as package.module.function, or use another fp4_recipe.",
+    fails={"fp4_recipe": "custom", "fp4": "e2m1", "transformer": {}},
+    passes={"transformer": {"fp4_quantizer_factory": "mine.quantizers.make"}},
+)
+def _custom_fp4_recipe_without_quantizer(fp4_recipe, fp4, transformer):
+    missing = fp4 and fp4_recipe == "custom" and not transformer.get("fp4_quantizer_factory")
+    return "custom needs transformer.fp4_quantizer_factory" if missing else None
+
+
+@model_rule(
+    "K13",
+    why="the layers in bfloat16 are on the first and on the last stage",
+    fix="Lower both numbers.",
+    fails={
+        "num_layers_at_start_in_bf16": 3,
+        "num_layers_at_end_in_bf16": 1,
+        "first_last_layers_bf16": True,
+        "fp8": "hybrid",
+        "num_layers": 4,
+        "pp": 2,
+    },
+    passes={"num_layers_at_start_in_bf16": 2},
+)
 def _bf16_layers_beyond_stage(
-    start: int, end: int, on: bool, fp8: str | None, layers: int, pp: int
-) -> str | None:
-    stage_layers = layers // pp if pp > 0 else 0
-    if not (on and fp8) or (0 <= start <= stage_layers and 0 <= end <= stage_layers):
+    num_layers_at_start_in_bf16, num_layers_at_end_in_bf16, first_last_layers_bf16, fp8, num_layers, pp
+):
+    stage_layers = num_layers // pp if pp > 0 else 0
+    if not (first_last_layers_bf16 and fp8) or (
+        0 <= num_layers_at_start_in_bf16 <= stage_layers and 0 <= num_layers_at_end_in_bf16 <= stage_layers
+    ):
         return None
-    return f"{start} at the start and {end} at the end, but a pipeline stage has {stage_layers} layers"
+    return (
+        f"{num_layers_at_start_in_bf16} at the start and {num_layers_at_end_in_bf16} at the end, but a "
+        f"pipeline stage has {stage_layers} layers"
+    )
 
 
-def _format_unsupported_on_gpu(
-    bf16: object, fp8: object, fp8_recipe: object, fp4: object, gpu: str
-) -> str | None:
+@model_rule(
+    "H03",
+    why="its tensor cores do not support this format",
+    fix="Choose a different precision of the model or a different GPU.",
+    fails={"bf16": True, "fp8": "hybrid", "gpu": "a100"},
+    passes={"gpu": "h100"},
+)
+def _format_unsupported_on_gpu(bf16, fp8, fp8_recipe, fp4, *, gpu):
     return unsupported_format(gpu, bf16=bf16, fp8=fp8, fp8_recipe=fp8_recipe, fp4=fp4)
 
 
-def _transformer_engine_too_old_for_fp4(fp4: object, version: str) -> str | None:
-    if not fp4 or at_least(version, 2, 7):
+@model_rule(
+    "V016a",
+    why="earlier versions have no 4-bit kernels",
+    fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
+    fails={"fp4": "e2m1", "transformer_engine_version": "2.6.1"},
+    passes={"fp4": None},
+)
+def _transformer_engine_too_old_for_fp4(fp4, *, transformer_engine_version):
+    if not fp4 or at_least(transformer_engine_version, 2, 7):
         return None
-    return f"FP4 requires Transformer Engine 2.7, not {version}"
+    return f"FP4 requires Transformer Engine 2.7, not {transformer_engine_version}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -65,24 +113,8 @@ RULES: tuple[Rule, ...] = (
         fails=("hybrid", "e2m1"),
         passes=(None, "e2m1"),
     ),
-    model_rule(
-        "K10",
-        ("fp8_recipe", "fp8", "transformer"),
-        _custom_recipe_without_quantizer("8"),
-        why="a custom recipe is a user-defined function",
-        fix="Set it there, as package.module.function, or use another fp8_recipe.",
-        fails=("custom", "hybrid", {}),
-        passes=("custom", "hybrid", {"fp8_quantizer_factory": "mine.quantizers.make"}),
-    ),
-    model_rule(
-        "K11",
-        ("fp4_recipe", "fp4", "transformer"),
-        _custom_recipe_without_quantizer("4"),
-        why="a custom recipe is a user-defined function",
-        fix="Set it there, as package.module.function, or use another fp4_recipe.",
-        fails=("custom", "e2m1", {}),
-        passes=("custom", "e2m1", {"fp4_quantizer_factory": "mine.quantizers.make"}),
-    ),
+    _custom_fp8_recipe_without_quantizer,
+    _custom_fp4_recipe_without_quantizer,
     excludes(
         "K12",
         {"model.first_last_layers_bf16": True, "model.fp8": True, "model.fp8_recipe": "delayed"},
@@ -91,31 +123,8 @@ RULES: tuple[Rule, ...] = (
         fails=(True, "hybrid", "delayed"),
         passes=(True, "hybrid", "tensorwise"),
     ),
-    model_rule(
-        "K13",
-        (
-            "num_layers_at_start_in_bf16",
-            "num_layers_at_end_in_bf16",
-            "first_last_layers_bf16",
-            "fp8",
-            "num_layers",
-            "pipeline_model_parallel_size",
-        ),
-        _bf16_layers_beyond_stage,
-        why="the layers in bfloat16 are on the first and on the last stage",
-        fix="Lower both numbers.",
-        fails=(3, 1, True, "hybrid", 4, 2),
-        passes=(2, 1, True, "hybrid", 4, 2),
-    ),
-    rule(
-        "V016a",
-        ("model.fp4", "facts.transformer_engine_version"),
-        _transformer_engine_too_old_for_fp4,
-        why="earlier versions have no 4-bit kernels",
-        fix="Install Transformer Engine 2.7 or later, or set model.fp4=null.",
-        fails=("e2m1", "2.6.1"),
-        passes=(None, "2.6.1"),
-    ),
+    _bf16_layers_beyond_stage,
+    _transformer_engine_too_old_for_fp4,
     excludes(
         "V145",
         {"model.fp16": True, "model.bf16": True},
@@ -124,13 +133,5 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True),
         passes=(False, True),
     ),
-    Rule(
-        id="H03",
-        fields=("model.bf16", "model.fp8", "model.fp8_recipe", "model.fp4", "facts.gpu"),
-        test=_format_unsupported_on_gpu,
-        why="its tensor cores do not support this format",
-        fix="Choose a different precision of the model or a different GPU.",
-        fails={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "a100"},
-        passes={"model.bf16": True, "model.fp8": "hybrid", "facts.gpu": "h100"},
-    ),
+    _format_unsupported_on_gpu,
 )

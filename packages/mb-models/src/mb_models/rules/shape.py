@@ -1,12 +1,15 @@
 """Rules on the shape of a model: layers, widths, positions, and further fields of Megatron's TransformerConfig."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 
 from mb_models.config import GPTModelConfig
 from mb_models.rules.widths import has_attention
-from mb_schema.rule_kinds import rule, within
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+
+model_rule = partial(section_rule, "model")
 
 UNSUPPORTED_FIELDS = {
     "experimental_attention_variant": "its layers need a separate block specification",
@@ -19,100 +22,105 @@ UNSUPPORTED_FIELDS = {
 """Fields of Megatron's TransformerConfig that the GPT provider does not support, and the reason."""
 
 
-def _sizes_not_positive(layers: int, hidden: int, heads: int) -> str | None:
-    if min(layers, hidden, heads) >= 1:
-        return None
-    return f"every size must be at least 1 (num_layers={layers}, hidden_size={hidden}, num_attention_heads={heads})"
-
-
-def _hidden_not_divided_by_heads(
-    hidden: int, heads: int, kv_channels: int | None, latent: bool | None, pattern: str | None
-) -> str | None:
-    if latent or kv_channels is not None or heads < 1 or hidden % heads == 0 or not has_attention(pattern):
-        return None
-    return f"must be divisible by the heads (hidden_size={hidden}, num_attention_heads={heads}, kv_channels unset)"
-
-
-def _fewer_positions_than_tokens(positions: int | None, seq_length: int) -> str | None:
-    if positions is None or positions >= seq_length:
+@model_rule(
+    "G01",
+    why="a model without layers, width or heads cannot be built",
+    fix="Set all three to positive numbers.",
+    fails={"num_layers": 0, "hidden_size": 64, "num_attention_heads": 4},
+    passes={"num_layers": 2},
+)
+def _sizes_not_positive(num_layers, hidden_size, num_attention_heads):
+    if min(num_layers, hidden_size, num_attention_heads) >= 1:
         return None
     return (
-        f"is shorter than a training sequence (max_position_embeddings={positions}, seq_length={seq_length})"
+        f"every size must be at least 1 (num_layers={num_layers}, hidden_size={hidden_size}, "
+        f"num_attention_heads={num_attention_heads})"
     )
 
 
-def _unsupported_positions(kind: str) -> str | None:
-    return f"{kind!r} is not supported" if kind == "mrope" else None
+@model_rule(
+    "G03",
+    why="the width of a head is hidden_size / num_attention_heads unless kv_channels is set",
+    fix="Change hidden_size or num_attention_heads, or set kv_channels.",
+    fails={"hidden_size": 100, "num_attention_heads": 8},
+    passes={"kv_channels": 16},
+)
+def _hidden_not_divided_by_heads(
+    hidden_size, num_attention_heads, kv_channels, multi_latent_attention, hybrid_layer_pattern
+):
+    if (
+        multi_latent_attention
+        or kv_channels is not None
+        or num_attention_heads < 1
+        or hidden_size % num_attention_heads == 0
+        or not has_attention(hybrid_layer_pattern)
+    ):
+        return None
+    return (
+        f"must be divisible by the heads (hidden_size={hidden_size}, "
+        f"num_attention_heads={num_attention_heads}, kv_channels unset)"
+    )
 
 
-def _unusable_transformer_fields(
-    extra: Mapping[str, object], layers: int | None, kind: str | None, latent: bool | None
-) -> str | None:
-    repeated = sorted({item.name for item in fields(GPTModelConfig)} & extra.keys())
+@model_rule(
+    "G04",
+    why="every position of a training sequence needs an embedding",
+    fix="Raise max_position_embeddings to seq_length, or leave it unset.",
+    fails={"max_position_embeddings": 512, "seq_length": 1024},
+    passes={"max_position_embeddings": 2048},
+)
+def _fewer_positions_than_tokens(max_position_embeddings, seq_length):
+    if max_position_embeddings is None or max_position_embeddings >= seq_length:
+        return None
+    return (
+        f"is shorter than a training sequence (max_position_embeddings={max_position_embeddings}, "
+        f"seq_length={seq_length})"
+    )
+
+
+@model_rule(
+    "G05",
+    why="it needs three rows of position ids, which text batches do not have",
+    fix='Use "rope", "yarn", "learned_absolute" or "none".',
+    fails={"position_embedding_type": "mrope"},
+    passes={"position_embedding_type": "rope"},
+)
+def _unsupported_positions(position_embedding_type):
+    return f"{position_embedding_type!r} is not supported" if position_embedding_type == "mrope" else None
+
+
+@model_rule(
+    "G09",
+    why="it only holds fields of Megatron's TransformerConfig that the section lacks and a GPT supports",
+    fix="Remove or correct them.",
+    fails={"transformer": {"use_mup": True}, "num_layers": 4, "position_embedding_type": "rope"},
+    passes={"transformer": {"glu_linear_offset": 1.0, "no_rope_freq": [0, 0, 0, 1]}},
+)
+def _unusable_transformer_fields(transformer, num_layers, position_embedding_type, multi_latent_attention):
+    repeated = sorted({item.name for item in fields(GPTModelConfig)} & transformer.keys())
     if repeated:
         return f"{', '.join(repeated)}: set the field of the model section itself"
-    private = sorted(name for name in extra if name.startswith("_"))
+    private = sorted(name for name in transformer if name.startswith("_"))
     if private:
         return f"{', '.join(private)}: private to Megatron"
-    unsupported = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if extra.get(name)]
-    no_rope_freq = extra.get("no_rope_freq")
-    if no_rope_freq and (kind not in ("rope", "yarn") or latent):
+    unsupported = [f"{name}: {why}" for name, why in UNSUPPORTED_FIELDS.items() if transformer.get(name)]
+    no_rope_freq = transformer.get("no_rope_freq")
+    if no_rope_freq and (position_embedding_type not in ("rope", "yarn") or multi_latent_attention):
         unsupported.append(
-            f"no_rope_freq: no layer is rotated with position_embedding_type={kind}, latent={latent}"
+            f"no_rope_freq: no layer is rotated with position_embedding_type={position_embedding_type}, "
+            f"latent={multi_latent_attention}"
         )
-    elif isinstance(no_rope_freq, int) and layers and (no_rope_freq < 0 or layers % no_rope_freq):
-        unsupported.append(f"no_rope_freq: {no_rope_freq} does not divide {layers} layers")
-    elif isinstance(no_rope_freq, Sequence) and len(no_rope_freq) != layers:
-        unsupported.append(f"no_rope_freq: lists {len(no_rope_freq)} layers of {layers}")
+    elif isinstance(no_rope_freq, int) and num_layers and (no_rope_freq < 0 or num_layers % no_rope_freq):
+        unsupported.append(f"no_rope_freq: {no_rope_freq} does not divide {num_layers} layers")
+    elif isinstance(no_rope_freq, Sequence) and len(no_rope_freq) != num_layers:
+        unsupported.append(f"no_rope_freq: lists {len(no_rope_freq)} layers of {num_layers}")
     return "; ".join(unsupported) or None
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
-        "G01",
-        within("model", "num_layers hidden_size num_attention_heads"),
-        _sizes_not_positive,
-        why="a model without layers, width or heads cannot be built",
-        fix="Set all three to positive numbers.",
-        fails=(0, 64, 4),
-        passes=(2, 64, 4),
-    ),
-    rule(
-        "G03",
-        within(
-            "model", "hidden_size num_attention_heads kv_channels multi_latent_attention hybrid_layer_pattern"
-        ),
-        _hidden_not_divided_by_heads,
-        why="the width of a head is hidden_size / num_attention_heads unless kv_channels is set",
-        fix="Change hidden_size or num_attention_heads, or set kv_channels.",
-        fails=(100, 8, None, False, None),
-        passes=(100, 8, 16, False, None),
-    ),
-    rule(
-        "G04",
-        within("model", "max_position_embeddings seq_length"),
-        _fewer_positions_than_tokens,
-        why="every position of a training sequence needs an embedding",
-        fix="Raise max_position_embeddings to seq_length, or leave it unset.",
-        fails=(512, 1024),
-        passes=(2048, 1024),
-    ),
-    rule(
-        "G05",
-        "model.position_embedding_type",
-        _unsupported_positions,
-        why="it needs three rows of position ids, which text batches do not have",
-        fix='Use "rope", "yarn", "learned_absolute" or "none".',
-        fails=("mrope",),
-        passes=("rope",),
-    ),
-    rule(
-        "G09",
-        within("model", "transformer num_layers position_embedding_type multi_latent_attention"),
-        _unusable_transformer_fields,
-        why="it only holds fields of Megatron's TransformerConfig that the section lacks and a GPT supports",
-        fix="Remove or correct them.",
-        fails=({"use_mup": True}, 4, "rope", False),
-        passes=({"glu_linear_offset": 1.0, "no_rope_freq": [0, 0, 0, 1]}, 4, "rope", False),
-    ),
+    _sizes_not_positive,
+    _hidden_not_divided_by_heads,
+    _fewer_positions_than_tokens,
+    _unsupported_positions,
+    _unusable_transformer_fields,
 )

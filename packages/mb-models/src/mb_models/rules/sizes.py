@@ -4,12 +4,14 @@ The largest trained models have about 10**12 parameters; every limit is at least
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from string import ascii_lowercase
 
-from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import at_most, rule, rules_for_each
+from mb_schema.rule_kinds import at_most, rules_for_each, section_rule
 from mb_schema.rules import Rule
+
+model_rule = partial(section_rule, "model")
 
 _LAYERS, _WIDTH, _EXPERTS, _TOKENS, _ENTRIES, _PARAMETERS = 10_000, 2**20, 2**16, 10**9, 10**8, 10**15
 
@@ -57,20 +59,37 @@ def _limit_rules(number: str, limit: int, why: str, names: str) -> list[Rule]:
     ]
 
 
-def _too_many_parameters(
-    hidden: int | None, layers: int | None, inner: int | None, experts: int | None, vocabulary: int | None
-) -> str | None:
-    sizes = (hidden, _WIDTH), (layers, _LAYERS), (inner, _WIDTH), (experts, _EXPERTS), (vocabulary, _ENTRIES)
+@model_rule(
+    "SZ08",
+    why="the weights require thousands of TiB",
+    fix="Lower one of the sizes.",
+    fails={"hidden_size": 10**6, "num_layers": 10**4, "ffn_hidden_size": 10**6, "num_moe_experts": 1},
+    passes={
+        "hidden_size": 4096,
+        "num_layers": 32,
+        "ffn_hidden_size": 16384,
+        "num_moe_experts": None,
+        "vocab_size": 128_000,
+    },
+)
+def _too_many_parameters(hidden_size, num_layers, ffn_hidden_size, num_moe_experts, vocab_size):
+    sizes = (
+        (hidden_size, _WIDTH),
+        (num_layers, _LAYERS),
+        (ffn_hidden_size, _WIDTH),
+        (num_moe_experts, _EXPERTS),
+        (vocab_size, _ENTRIES),
+    )
     if any(size is not None and size > limit for size, limit in sizes):
         return None  # a rule on that field reports it
-    width = hidden or 0
-    of_layers = prod((layers or 0, width, 4 * width + 2 * (inner or 4 * width) * (experts or 1)))
-    total = of_layers + 2 * width * (vocabulary or 0)
-    return (
-        f"results in about {total:.1e} parameters, more than {_PARAMETERS:.0e}"
-        if total > _PARAMETERS
-        else None
+    width = hidden_size or 0
+    of_layers = prod(
+        (num_layers or 0, width, 4 * width + 2 * (ffn_hidden_size or 4 * width) * (num_moe_experts or 1))
     )
+    total = of_layers + 2 * width * (vocab_size or 0)
+    if total > _PARAMETERS:
+        return f"results in about {total:.1e} parameters, more than {_PARAMETERS:.0e}"
+    return None
 
 
 def _not_a_probability(value: float | None) -> str | None:
@@ -81,8 +100,19 @@ def _not_positive(value: float | None) -> str | None:
     return f"must be above 0, not {value}" if value is not None and value <= 0 else None
 
 
-def _not_a_fraction(value: float | None) -> str | None:
-    return None if value is None or 0 < value <= 1 else f"must be in (0, 1], not {value}"
+@model_rule(
+    "MN03",
+    why="it is the fraction of each attention head to which rotary position embeddings apply",
+    fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
+    fails={"rotary_percent": -0.5},
+    passes={"rotary_percent": 0.5},
+)
+def _not_a_fraction(rotary_percent):
+    return (
+        None
+        if rotary_percent is None or 0 < rotary_percent <= 1
+        else f"must be in (0, 1], not {rotary_percent}"
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -104,23 +134,7 @@ RULES: tuple[Rule, ...] = (
         fails=-1.0,
         passes=0.02,
     ),
-    rule(
-        "MN03",
-        "model.rotary_percent",
-        _not_a_fraction,
-        why="it is the fraction of each attention head to which rotary position embeddings apply",
-        fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
-        fails=(-0.5,),
-        passes=(0.5,),
-    ),
+    _not_a_fraction,
     *(limit for number, limits in _LIMITS.items() for limit in _limit_rules(number, *limits)),
-    model_rule(
-        "SZ08",
-        ("hidden_size", "num_layers", "ffn_hidden_size", "num_moe_experts", "vocab_size"),
-        _too_many_parameters,
-        why="the weights require thousands of TiB",
-        fix="Lower one of the sizes.",
-        fails=(10**6, 10**4, 10**6, 1, 10**8),
-        passes=(4096, 32, 16384, None, 128_000),
-    ),
+    _too_many_parameters,
 )

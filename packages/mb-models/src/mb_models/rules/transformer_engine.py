@@ -5,47 +5,93 @@ only affect speed have a fallback. Without a GPU these settings are replaced whe
 applies.
 """
 
-from mb_schema.rule_kinds import rule
+from functools import partial
+
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
-_ENGINE, _VERSION = "facts.transformer_engine", "facts.transformer_engine_version"
-_LAYERS, _CPU = "model.transformer_impl", "facts.cpu"
+model_rule = partial(section_rule, "model")
 
 _INSTALL = "Install Transformer Engine"
 
 
-def _switch_without_engine(on: bool | None, engine: bool, cpu: bool) -> str | None:
-    return "is on, but Transformer Engine is not installed" if on and not engine and not cpu else None
+def _switch_without_engine(on, *, transformer_engine, cpu):
+    if on and not transformer_engine and not cpu:
+        return "is on, but Transformer Engine is not installed"
+    return None
 
 
-def _rope_without_engine(on: bool | None, latent: bool | None, engine: bool, cpu: bool) -> str | None:
-    return None if latent else _switch_without_engine(on, engine, cpu)
+@model_rule(
+    "KN02a",
+    why="the kernel is Transformer Engine's",
+    fix=f"{_INSTALL}, or set model.apply_rope_fusion=false.",
+    fails={"apply_rope_fusion": True},
+    passes={"transformer_engine": True},
+    fallback={"apply_rope_fusion": False},
+)
+def _rope_without_engine(apply_rope_fusion, multi_latent_attention, *, transformer_engine, cpu):
+    return (
+        None
+        if multi_latent_attention
+        else _switch_without_engine(apply_rope_fusion, transformer_engine=transformer_engine, cpu=cpu)
+    )
 
 
-def _loss_without_engine(impl: str | None, fused: bool | None, engine: bool, cpu: bool) -> str | None:
-    if impl != "te" or not fused or engine or cpu:
+@model_rule(
+    "KN02d",
+    why="the kernel is Transformer Engine's",
+    fix=f"{_INSTALL}, or set model.cross_entropy_fusion_impl=native.",
+    fails={"cross_entropy_fusion_impl": "te", "cross_entropy_loss_fusion": True},
+    passes={"cross_entropy_fusion_impl": "native"},
+    fallback={"cross_entropy_fusion_impl": "native"},
+)
+def _loss_without_engine(cross_entropy_fusion_impl, cross_entropy_loss_fusion, *, transformer_engine, cpu):
+    if cross_entropy_fusion_impl != "te" or not cross_entropy_loss_fusion or transformer_engine or cpu:
         return None
     return "is te, but Transformer Engine is not installed"
 
 
-def _rng_tracker_without_engine(model: bool | None, rng: bool | None, engine: bool, cpu: bool) -> str | None:
-    return _switch_without_engine(model or rng, engine, cpu)
+@model_rule(
+    "KN02e",
+    why="Megatron Core would silently use its own tracker",
+    fix=f"{_INSTALL}, or set model.use_te_rng_tracker=false and rng.te_rng_tracker=false.",
+    fails={"use_te_rng_tracker": True},
+    passes={"transformer_engine": True},
+    fallback={"use_te_rng_tracker": False, "rng__te_rng_tracker": False},
+)
+def _rng_tracker_without_engine(use_te_rng_tracker, rng__te_rng_tracker, *, transformer_engine, cpu):
+    return _switch_without_engine(
+        use_te_rng_tracker or rng__te_rng_tracker, transformer_engine=transformer_engine, cpu=cpu
+    )
 
 
-def _layers_without_engine(layers: str | None, engine: bool, cpu: bool) -> str | None:
-    if layers != "transformer_engine" or engine or cpu:
+@model_rule(
+    "KN01",
+    why="these layers are Transformer Engine's",
+    fix=f"{_INSTALL}, or set model.transformer_impl=local.",
+    fails={"transformer_impl": "transformer_engine"},
+    passes={"transformer_impl": "local"},
+    fallback={"transformer_impl": "local"},
+)
+def _layers_without_engine(transformer_impl, *, transformer_engine, cpu):
+    if transformer_impl != "transformer_engine" or transformer_engine or cpu:
         return None
     return "is transformer_engine, but Transformer Engine is not installed"
 
 
-def _formats_without_engine(fp8: str | None, fp4: str | None, engine: bool, cpu: bool) -> str | None:
+@model_rule(
+    "K36",
+    why="8-bit and 4-bit arithmetic is Transformer Engine's",
+    fix=f"{_INSTALL}, or choose another precision.",
+    fails={"fp8": "hybrid"},
+    passes={"transformer_engine": True},
+)
+def _formats_without_engine(fp8, fp4, *, transformer_engine, cpu):
     requested = {"fp8": fp8, "fp4": fp4}
     formats = [f"{name}={value}" for name, value in requested.items() if value]
-    return (
-        f"{', '.join(formats)}, but Transformer Engine is not installed"
-        if formats and not engine and not cpu
-        else None
-    )
+    if formats and not transformer_engine and not cpu:
+        return f"{', '.join(formats)}, but Transformer Engine is not installed"
+    return None
 
 
 def release(version: str) -> tuple[int, int]:
@@ -62,98 +108,105 @@ def _version_below(version: str, needed: tuple[int, int]) -> str | None:
     return f"needs Transformer Engine {needed[0]}.{needed[1]}, not {version}"
 
 
-def _engine_too_old_for_rope(
-    on: bool | None, interleaved: bool | None, latent: bool | None, version: str
-) -> str | None:
-    return _version_below(version, (2, 3) if interleaved else (1, 4)) if on and not latent else None
-
-
-def _engine_too_old_for_permutation(on: bool | None, version: str) -> str | None:
-    return _version_below(version, (2, 1)) if on else None
-
-
-def _engine_too_old_for_router(on: bool | None, score: str | None, version: str) -> str | None:
-    return _version_below(version, (2, 13) if score == "sqrtsoftplus" else (2, 7)) if on else None
-
-
-def _engine_too_old_for_loss(
-    impl: str | None, fused: bool | None, graph: str | None, version: str
-) -> str | None:
-    return _version_below(version, (2, 7)) if impl == "te" and fused and graph == "full_iteration" else None
-
-
-LAYERS = rule(
-    "KN01",
-    (_LAYERS, _ENGINE, _CPU),
-    _layers_without_engine,
-    why="these layers are Transformer Engine's",
-    fix=f"{_INSTALL}, or set model.transformer_impl=local.",
-    fails=("transformer_engine", False, False),
-    passes=("local", False, False),
-    fallback={_LAYERS: "local"},
+@model_rule(
+    "KN03a",
+    why="earlier versions have no such kernel",
+    fix="Install a later Transformer Engine, or set model.apply_rope_fusion=false.",
+    fails={"apply_rope_fusion": True, "rotary_interleaved": True, "transformer_engine_version": "2.2.0"},
+    passes={"transformer_engine_version": "2.3.0.dev0"},
+    fallback={"apply_rope_fusion": False},
 )
+def _engine_too_old_for_rope(
+    apply_rope_fusion, rotary_interleaved, multi_latent_attention, *, transformer_engine_version
+):
+    if apply_rope_fusion and not multi_latent_attention:
+        return _version_below(transformer_engine_version, (2, 3) if rotary_interleaved else (1, 4))
+    return None
+
+
+@model_rule(
+    "KN03b",
+    why="earlier versions have no such kernel",
+    fix="Install a later Transformer Engine, or set model.moe_permute_fusion=false.",
+    fails={"moe_permute_fusion": True, "transformer_engine_version": "2.0"},
+    passes={"transformer_engine_version": "2.1"},
+    fallback={"moe_permute_fusion": False},
+)
+def _engine_too_old_for_permutation(moe_permute_fusion, *, transformer_engine_version):
+    return _version_below(transformer_engine_version, (2, 1)) if moe_permute_fusion else None
+
+
+@model_rule(
+    "KN03c",
+    why="earlier versions have no such kernel",
+    fix="Install a later Transformer Engine, or set model.moe_router_fusion=false.",
+    fails={
+        "moe_router_fusion": True,
+        "moe_router_score_function": "sqrtsoftplus",
+        "transformer_engine_version": "2.12.0",
+    },
+    passes={"moe_router_score_function": "softmax", "transformer_engine_version": "2.7.0"},
+    fallback={"moe_router_fusion": False},
+)
+def _engine_too_old_for_router(moe_router_fusion, moe_router_score_function, *, transformer_engine_version):
+    if moe_router_fusion:
+        return _version_below(
+            transformer_engine_version, (2, 13) if moe_router_score_function == "sqrtsoftplus" else (2, 7)
+        )
+    return None
+
+
+@model_rule(
+    "KN03d",
+    why="the loss of earlier versions cannot be captured",
+    fix="Install a later Transformer Engine, or set model.cross_entropy_fusion_impl=native.",
+    fails={
+        "cross_entropy_fusion_impl": "te",
+        "cross_entropy_loss_fusion": True,
+        "cuda_graph_impl": "full_iteration",
+        "transformer_engine_version": "2.6.0",
+    },
+    passes={"cuda_graph_impl": "none"},
+    fallback={"cross_entropy_fusion_impl": "native"},
+)
+def _engine_too_old_for_loss(
+    cross_entropy_fusion_impl, cross_entropy_loss_fusion, cuda_graph_impl, *, transformer_engine_version
+):
+    if (
+        cross_entropy_fusion_impl == "te"
+        and cross_entropy_loss_fusion
+        and cuda_graph_impl == "full_iteration"
+    ):
+        return _version_below(transformer_engine_version, (2, 7))
+    return None
+
+
+LAYERS = _layers_without_engine
 """Applied first, because other rules read `transformer_impl`."""
 
 PACKAGE: tuple[Rule, ...] = (
-    rule(
-        "K36",
-        ("model.fp8", "model.fp4", _ENGINE, _CPU),
-        _formats_without_engine,
-        why="8-bit and 4-bit arithmetic is Transformer Engine's",
-        fix=f"{_INSTALL}, or choose another precision.",
-        fails=("hybrid", None, False, False),
-        passes=("hybrid", None, True, False),
-    ),
-    rule(
-        "KN02a",
-        ("model.apply_rope_fusion", "model.multi_latent_attention", _ENGINE, _CPU),
-        _rope_without_engine,
-        why="the kernel is Transformer Engine's",
-        fix=f"{_INSTALL}, or set model.apply_rope_fusion=false.",
-        fails=(True, False, False, False),
-        passes=(True, False, True, False),
-        fallback={"model.apply_rope_fusion": False},
-    ),
-    rule(
+    _formats_without_engine,
+    _rope_without_engine,
+    model_rule(
         "KN02b",
-        ("model.moe_permute_fusion", _ENGINE, _CPU),
-        _switch_without_engine,
+        paths={"on": "model.moe_permute_fusion"},
         why="the kernel is Transformer Engine's",
         fix=f"{_INSTALL}, or set model.moe_permute_fusion=false.",
-        fails=(True, False, False),
-        passes=(True, True, False),
-        fallback={"model.moe_permute_fusion": False},
-    ),
-    rule(
+        fails={"on": True},
+        passes={"transformer_engine": True},
+        fallback={"on": False},
+    )(_switch_without_engine),
+    model_rule(
         "KN02c",
-        ("model.moe_router_fusion", _ENGINE, _CPU),
-        _switch_without_engine,
+        paths={"on": "model.moe_router_fusion"},
         why="the kernel is Transformer Engine's",
         fix=f"{_INSTALL}, or set model.moe_router_fusion=false.",
-        fails=(True, False, False),
-        passes=(True, True, False),
-        fallback={"model.moe_router_fusion": False},
-    ),
-    rule(
-        "KN02d",
-        ("model.cross_entropy_fusion_impl", "model.cross_entropy_loss_fusion", _ENGINE, _CPU),
-        _loss_without_engine,
-        why="the kernel is Transformer Engine's",
-        fix=f"{_INSTALL}, or set model.cross_entropy_fusion_impl=native.",
-        fails=("te", True, False, False),
-        passes=("native", True, False, False),
-        fallback={"model.cross_entropy_fusion_impl": "native"},
-    ),
-    rule(
-        "KN02e",
-        ("model.use_te_rng_tracker", "rng.te_rng_tracker", _ENGINE, _CPU),
-        _rng_tracker_without_engine,
-        why="Megatron Core would silently use its own tracker",
-        fix=f"{_INSTALL}, or set model.use_te_rng_tracker=false and rng.te_rng_tracker=false.",
-        fails=(True, False, False, False),
-        passes=(True, False, True, False),
-        fallback={"model.use_te_rng_tracker": False, "rng.te_rng_tracker": False},
-    ),
+        fails={"on": True},
+        passes={"transformer_engine": True},
+        fallback={"on": False},
+    )(_switch_without_engine),
+    _loss_without_engine,
+    _rng_tracker_without_engine,
 )
 """Rules on settings that need Transformer Engine, with any kind of layers."""
 
@@ -161,68 +214,30 @@ _MAX_LOGITS_SINCE = (2, 9)
 """Minimum version of Transformer Engine whose attention returns its largest logits."""
 
 
-def _engine_returns_no_max_logits(clip: bool | None, log: bool | None, version: str) -> str | None:
-    requested = [name for name, on in (("qk_clip", clip), ("log_max_attention_logit", log)) if on]
-    if not requested or _version_below(version, _MAX_LOGITS_SINCE) is None:
+@model_rule(
+    "T44",
+    why="earlier versions do not return the largest attention logits",
+    fix="Install Transformer Engine 2.9 or later, or switch it off.",
+    fails={"qk_clip": True, "transformer_engine_version": "2.8.0"},
+    passes={"transformer_engine_version": "2.9.0"},
+)
+def _engine_returns_no_max_logits(qk_clip, log_max_attention_logit, *, transformer_engine_version):
+    requested = [
+        name
+        for name, on in (("qk_clip", qk_clip), ("log_max_attention_logit", log_max_attention_logit))
+        if on
+    ]
+    if not requested or _version_below(transformer_engine_version, _MAX_LOGITS_SINCE) is None:
         return None
-    return f"{' and '.join(requested)} with Transformer Engine {version}"
+    return f"{' and '.join(requested)} with Transformer Engine {transformer_engine_version}"
 
 
 VERSIONS: tuple[Rule, ...] = (
-    rule(
-        "KN03a",
-        ("model.apply_rope_fusion", "model.rotary_interleaved", "model.multi_latent_attention", _VERSION),
-        _engine_too_old_for_rope,
-        why="earlier versions have no such kernel",
-        fix="Install a later Transformer Engine, or set model.apply_rope_fusion=false.",
-        fails=(True, True, False, "2.2.0"),
-        passes=(True, True, False, "2.3.0.dev0"),
-        fallback={"model.apply_rope_fusion": False},
-    ),
-    rule(
-        "KN03b",
-        ("model.moe_permute_fusion", _VERSION),
-        _engine_too_old_for_permutation,
-        why="earlier versions have no such kernel",
-        fix="Install a later Transformer Engine, or set model.moe_permute_fusion=false.",
-        fails=(True, "2.0"),
-        passes=(True, "2.1"),
-        fallback={"model.moe_permute_fusion": False},
-    ),
-    rule(
-        "KN03c",
-        ("model.moe_router_fusion", "model.moe_router_score_function", _VERSION),
-        _engine_too_old_for_router,
-        why="earlier versions have no such kernel",
-        fix="Install a later Transformer Engine, or set model.moe_router_fusion=false.",
-        fails=(True, "sqrtsoftplus", "2.12.0"),
-        passes=(True, "softmax", "2.7.0"),
-        fallback={"model.moe_router_fusion": False},
-    ),
-    rule(
-        "KN03d",
-        (
-            "model.cross_entropy_fusion_impl",
-            "model.cross_entropy_loss_fusion",
-            "model.cuda_graph_impl",
-            _VERSION,
-        ),
-        _engine_too_old_for_loss,
-        why="the loss of earlier versions cannot be captured",
-        fix="Install a later Transformer Engine, or set model.cross_entropy_fusion_impl=native.",
-        fails=("te", True, "full_iteration", "2.6.0"),
-        passes=("te", True, "none", "2.6.0"),
-        fallback={"model.cross_entropy_fusion_impl": "native"},
-    ),
-    rule(
-        "T44",
-        ("model.qk_clip", "model.log_max_attention_logit", _VERSION),
-        _engine_returns_no_max_logits,
-        why="earlier versions do not return the largest attention logits",
-        fix="Install Transformer Engine 2.9 or later, or switch it off.",
-        fails=(True, False, "2.8.0"),
-        passes=(True, False, "2.9.0"),
-    ),
+    _engine_too_old_for_rope,
+    _engine_too_old_for_permutation,
+    _engine_too_old_for_router,
+    _engine_too_old_for_loss,
+    _engine_returns_no_max_logits,
 )
 """Rules on settings that need a minimum version of Transformer Engine."""
 

@@ -1,10 +1,12 @@
 """Rules on widths that tensor-parallel ranks share evenly, and on combinations that no Megatron Core layer supports."""
 
 from collections.abc import Sequence
+from functools import partial
 
-from mb_models.rules.model_rule import model_rule
-from mb_schema.rule_kinds import SET, excludes, rule
+from mb_schema.rule_kinds import SET, excludes, section_rule
 from mb_schema.rules import Rule
+
+model_rule = partial(section_rule, "model")
 
 
 def _not_shared_evenly(width: int | None, ranks: int) -> bool:
@@ -12,14 +14,31 @@ def _not_shared_evenly(width: int | None, ranks: int) -> bool:
     return width is not None and ranks > 1 and width % ranks != 0
 
 
-def _vocabulary_not_shared_evenly(rows: int | None, tp: int) -> str | None:
-    return f"{rows} rows cannot be shared evenly (tp={tp})" if _not_shared_evenly(rows, tp) else None
-
-
-def _fewer_rows_than_entries(rows: int | None, entries: int) -> str | None:
+@model_rule(
+    "G27",
+    why="each tensor-parallel rank holds the same number of rows of the embedding",
+    fix="Round vocab_size up to a multiple of tensor_model_parallel_size, or leave it unset to have the "
+    "tokenizer's size padded.",
+    fails={"vocab_size": 257, "tp": 2},
+    passes={"vocab_size": 258},
+)
+def _vocabulary_not_shared_evenly(vocab_size, tp):
     return (
-        f"{rows} is smaller than the tokenizer's {entries}" if rows is not None and rows < entries else None
+        f"{vocab_size} rows cannot be shared evenly (tp={tp})" if _not_shared_evenly(vocab_size, tp) else None
     )
+
+
+@model_rule(
+    "G38",
+    why="the embedding needs a row for each token",
+    fix="Leave model.vocab_size unset to have the tokenizer's size padded, or set it to at least that size.",
+    fails={"vocab_size": 256, "tokenizer_entries": 257},
+    passes={"vocab_size": 320},
+)
+def _fewer_rows_than_entries(vocab_size, *, tokenizer_entries):
+    if vocab_size is not None and vocab_size < tokenizer_entries:
+        return f"{vocab_size} is smaller than the tokenizer's {tokenizer_entries}"
+    return None
 
 
 def has_dense_layers(
@@ -38,184 +57,171 @@ def has_attention(pattern: str | None) -> bool:
     return pattern is None or "*" in pattern
 
 
+@model_rule(
+    "G28",
+    why="each tensor-parallel rank holds an equal part of every matrix",
+    fix="Set ffn_hidden_size (unset: four times hidden_size) to a multiple of tensor_model_parallel_size.",
+    fails={"ffn_hidden_size": 129, "tp": 2, "moe_layer_freq": 1},
+    passes={"num_moe_experts": 8},
+)
 def _dense_width_not_shared_evenly(
-    width: int | None,
-    hidden: int,
-    tp: int,
-    experts: int | None,
-    freq: int | Sequence[int],
-    layers: int,
-    pattern: str | None,
-) -> str | None:
-    if not has_dense_layers(experts, freq, layers, pattern):
+    ffn_hidden_size, hidden_size, tp, num_moe_experts, moe_layer_freq, num_layers, hybrid_layer_pattern
+):
+    if not has_dense_layers(num_moe_experts, moe_layer_freq, num_layers, hybrid_layer_pattern):
         return None
-    inner = 4 * (hidden or 0) if width is None else width
-    return (
-        f"a dense layer's width of {inner} cannot be shared evenly (tp={tp})"
-        if _not_shared_evenly(inner, tp)
-        else None
-    )
+    inner = 4 * (hidden_size or 0) if ffn_hidden_size is None else ffn_hidden_size
+    if _not_shared_evenly(inner, tp):
+        return f"a dense layer's width of {inner} cannot be shared evenly (tp={tp})"
+    return None
 
 
+@model_rule(
+    "G29",
+    why="each expert-tensor-parallel rank (unset: each tensor-parallel rank) holds an equal part of every expert",
+    fix="Set moe_ffn_hidden_size (unset: ffn_hidden_size) to a multiple of expert_tensor_parallel_size, or set "
+    "expert_tensor_parallel_size=1.",
+    fails={"moe_ffn_hidden_size": 129, "num_moe_experts": 8, "tp": 2},
+    passes={"etp": 1},
+)
 def _expert_width_not_shared_evenly(
-    width: int | None, dense: int | None, hidden: int, experts: int | None, etp: int | None, tp: int
-) -> str | None:
-    inner = next((size for size in (width, dense) if size is not None), 4 * (hidden or 0))
+    moe_ffn_hidden_size, ffn_hidden_size, hidden_size, num_moe_experts, etp, tp
+):
+    inner = next(
+        (size for size in (moe_ffn_hidden_size, ffn_hidden_size) if size is not None), 4 * (hidden_size or 0)
+    )
     ranks = tp if etp is None else etp
-    if experts is None or not _not_shared_evenly(inner, ranks):
+    if num_moe_experts is None or not _not_shared_evenly(inner, ranks):
         return None
     return f"an expert's width of {inner} cannot be shared evenly (etp={etp}, tp={tp})"
 
 
-def _shared_expert_width_not_shared_evenly(width: int | None, experts: int | None, tp: int) -> str | None:
-    return (
-        f"{width} cannot be shared evenly (tp={tp})"
-        if experts is not None and _not_shared_evenly(width, tp)
-        else None
-    )
+@model_rule(
+    "G30",
+    why="shared experts are split over the tensor-parallel ranks, independently of the other experts",
+    fix="Set it to a multiple of tensor_model_parallel_size.",
+    fails={"moe_shared_expert_intermediate_size": 129, "num_moe_experts": 8, "tp": 2},
+    passes={"moe_shared_expert_intermediate_size": 128},
+)
+def _shared_expert_width_not_shared_evenly(moe_shared_expert_intermediate_size, num_moe_experts, tp):
+    if num_moe_experts is not None and _not_shared_evenly(moe_shared_expert_intermediate_size, tp):
+        return f"{moe_shared_expert_intermediate_size} cannot be shared evenly (tp={tp})"
+    return None
 
 
+@model_rule(
+    "G31",
+    why="local layers split the down projections over the tensor-parallel ranks",
+    fix="Make q_lora_rank and the sum of kv_lora_rank and qk_pos_emb_head_dim multiples of "
+    'tensor_model_parallel_size, or use transformer_impl "transformer_engine" on a GPU.',
+    fails={
+        "q_lora_rank": 24,
+        "kv_lora_rank": 9,
+        "qk_pos_emb_head_dim": 8,
+        "tp": 2,
+        "multi_latent_attention": True,
+        "transformer_impl": "local",
+    },
+    passes={"kv_lora_rank": 8},
+)
 def _latent_widths_not_shared_evenly(
-    queries: int | None, keys: int, rotated: int, tp: int, latent: bool, impl: str
-) -> str | None:
-    if not latent or impl != "local":
+    q_lora_rank, kv_lora_rank, qk_pos_emb_head_dim, tp, multi_latent_attention, transformer_impl
+):
+    if not multi_latent_attention or transformer_impl != "local":
         return None
-    widths = {"q_lora_rank": queries, "kv_lora_rank + qk_pos_emb_head_dim": keys + rotated}
+    widths = {
+        "q_lora_rank": q_lora_rank,
+        "kv_lora_rank + qk_pos_emb_head_dim": kv_lora_rank + qk_pos_emb_head_dim,
+    }
     wrong = [f"{name}={width}" for name, width in widths.items() if _not_shared_evenly(width, tp)]
     return f"{', '.join(wrong)} cannot be shared evenly (tp={tp})" if wrong else None
 
 
+@model_rule(
+    "G32",
+    why="channels are rotated in pairs",
+    fix="Give heads an even width (kv_channels, or hidden_size / num_attention_heads), or lower rotary_percent.",
+    fails={
+        "position_embedding_type": "rope",
+        "rotary_percent": 1.0,
+        "kv_channels": 5,
+        "num_attention_heads": 8,
+    },
+    passes={"rotary_percent": 0.5},
+)
 def _odd_number_of_rotated_channels(
-    kind: str,
-    percent: float,
-    channels: int | None,
-    hidden: int,
-    heads: int,
-    latent: bool,
-    pattern: str | None,
-) -> str | None:
-    if not has_attention(pattern):
+    position_embedding_type,
+    rotary_percent,
+    kv_channels,
+    hidden_size,
+    num_attention_heads,
+    multi_latent_attention,
+    hybrid_layer_pattern,
+):
+    if not has_attention(hybrid_layer_pattern):
         return None
-    if kind not in ("rope", "yarn") or latent or heads < 1 or not 0 <= percent <= 1:
+    if (
+        position_embedding_type not in ("rope", "yarn")
+        or multi_latent_attention
+        or num_attention_heads < 1
+        or not 0 <= rotary_percent <= 1
+    ):
         return None
-    width = hidden // heads if channels is None else channels
-    rotated = int(width * percent) if percent < 1 else width
-    return (
-        f"{kind} rotates {rotated} channels of a head of {width}"
-        if rotated % 2 and rotated >= width
-        else None
-    )
+    width = hidden_size // num_attention_heads if kv_channels is None else kv_channels
+    rotated = int(width * rotary_percent) if rotary_percent < 1 else width
+    if rotated % 2 and rotated >= width:
+        return f"{position_embedding_type} rotates {rotated} channels of a head of {width}"
+    return None
 
 
+@model_rule(
+    "G34",
+    why="the kernel that also applies the routing weights exists for gated silu and gated quick_gelu only",
+    fix="Set bias_activation_fusion=false.",
+    fails={
+        "bias_activation_fusion": True,
+        "num_moe_experts": 4,
+        "activation_func": "gelu",
+        "gated_linear_unit": True,
+    },
+    passes={"activation_func": "silu"},
+)
 def _no_fused_activation_of_experts(
-    fused: bool, experts: int | None, activation: str, gated: bool
-) -> str | None:
-    if not fused or experts is None or (gated and activation in ("silu", "quick_gelu")):
+    bias_activation_fusion, num_moe_experts, activation_func, gated_linear_unit
+):
+    if (
+        not bias_activation_fusion
+        or num_moe_experts is None
+        or (gated_linear_unit and activation_func in ("silu", "quick_gelu"))
+    ):
         return None
-    return f"is on with experts and activation_func={activation}, gated_linear_unit={gated}"
+    return f"is on with experts and activation_func={activation_func}, gated_linear_unit={gated_linear_unit}"
 
 
-def _logits_gathered_in_training(split: bool, iters: int | None) -> str | None:
-    return None if split else "is off during training"
+@model_rule(
+    "G35",
+    why="Megatron Core computes the loss from logits that are split over the tensor-parallel ranks, and fails or "
+    "returns a wrong loss on gathered ones",
+    fix="Set model.parallel_output=true.",
+    fails={"parallel_output": False},
+    passes={"parallel_output": True},
+)
+def _logits_gathered_in_training(parallel_output, train__train_iters):
+    return None if parallel_output else "is off during training"
 
 
-def _fewer_rows_than_tokens(size: int | None, tokens: int | None) -> str | None:
-    if size is None or tokens is None or size >= tokens:
+def _fewer_rows_than_tokens(vocab_size, tokenizer__vocab_size):
+    if vocab_size is None or tokenizer__vocab_size is None or vocab_size >= tokenizer__vocab_size:
         return None
-    return f"{size} is below the {tokens} entries of the tokenizer"
+    return f"{vocab_size} is below the {tokenizer__vocab_size} entries of the tokenizer"
 
-
-_TP = "tensor_model_parallel_size"
-_SHARES = "each tensor-parallel rank holds an equal part of every matrix"
 
 RULES: tuple[Rule, ...] = (
-    model_rule(
-        "G27",
-        ("vocab_size", _TP),
-        _vocabulary_not_shared_evenly,
-        why="each tensor-parallel rank holds the same number of rows of the embedding",
-        fix="Round vocab_size up to a multiple of tensor_model_parallel_size, or leave it unset to have the "
-        "tokenizer's size padded.",
-        fails=(257, 2),
-        passes=(258, 2),
-    ),
-    model_rule(
-        "G28",
-        (
-            "ffn_hidden_size",
-            "hidden_size",
-            _TP,
-            "num_moe_experts",
-            "moe_layer_freq",
-            "num_layers",
-            "hybrid_layer_pattern",
-        ),
-        _dense_width_not_shared_evenly,
-        why=_SHARES,
-        fix="Set ffn_hidden_size (unset: four times hidden_size) to a multiple of tensor_model_parallel_size.",
-        fails=(129, 64, 2, None, 1, 4, None),
-        passes=(129, 64, 2, 8, 1, 4, None),
-    ),
-    model_rule(
-        "G29",
-        (
-            "moe_ffn_hidden_size",
-            "ffn_hidden_size",
-            "hidden_size",
-            "num_moe_experts",
-            "expert_tensor_parallel_size",
-            _TP,
-        ),
-        _expert_width_not_shared_evenly,
-        why="each expert-tensor-parallel rank (unset: each tensor-parallel rank) holds an equal part of every expert",
-        fix="Set moe_ffn_hidden_size (unset: ffn_hidden_size) to a multiple of expert_tensor_parallel_size, or set "
-        "expert_tensor_parallel_size=1.",
-        fails=(129, 128, 64, 8, None, 2),
-        passes=(129, 128, 64, 8, 1, 2),
-    ),
-    model_rule(
-        "G30",
-        ("moe_shared_expert_intermediate_size", "num_moe_experts", _TP),
-        _shared_expert_width_not_shared_evenly,
-        why="shared experts are split over the tensor-parallel ranks, independently of the other experts",
-        fix="Set it to a multiple of tensor_model_parallel_size.",
-        fails=(129, 8, 2),
-        passes=(128, 8, 2),
-    ),
-    model_rule(
-        "G31",
-        (
-            "q_lora_rank",
-            "kv_lora_rank",
-            "qk_pos_emb_head_dim",
-            _TP,
-            "multi_latent_attention",
-            "transformer_impl",
-        ),
-        _latent_widths_not_shared_evenly,
-        why="local layers split the down projections over the tensor-parallel ranks",
-        fix="Make q_lora_rank and the sum of kv_lora_rank and qk_pos_emb_head_dim multiples of "
-        'tensor_model_parallel_size, or use transformer_impl "transformer_engine" on a GPU.',
-        fails=(24, 9, 8, 2, True, "local"),
-        passes=(24, 8, 8, 2, True, "local"),
-    ),
-    model_rule(
-        "G32",
-        (
-            "position_embedding_type",
-            "rotary_percent",
-            "kv_channels",
-            "hidden_size",
-            "num_attention_heads",
-            "multi_latent_attention",
-            "hybrid_layer_pattern",
-        ),
-        _odd_number_of_rotated_channels,
-        why="channels are rotated in pairs",
-        fix="Give heads an even width (kv_channels, or hidden_size / num_attention_heads), or lower rotary_percent.",
-        fails=("rope", 1.0, 5, 32, 8, False, None),
-        passes=("rope", 0.5, 5, 32, 8, False, None),
-    ),
+    _vocabulary_not_shared_evenly,
+    _dense_width_not_shared_evenly,
+    _expert_width_not_shared_evenly,
+    _shared_expert_width_not_shared_evenly,
+    _latent_widths_not_shared_evenly,
+    _odd_number_of_rotated_channels,
     excludes(
         "G33",
         {
@@ -228,34 +234,9 @@ RULES: tuple[Rule, ...] = (
         fails=(64, 4, True),
         passes=(64, 4, False),
     ),
-    model_rule(
-        "G34",
-        ("bias_activation_fusion", "num_moe_experts", "activation_func", "gated_linear_unit"),
-        _no_fused_activation_of_experts,
-        why="the kernel that also applies the routing weights exists for gated silu and gated quick_gelu only",
-        fix="Set bias_activation_fusion=false.",
-        fails=(True, 4, "gelu", True),
-        passes=(True, 4, "silu", True),
-    ),
-    rule(
-        "G35",
-        ("model.parallel_output", "train.train_iters"),
-        _logits_gathered_in_training,
-        why="Megatron Core computes the loss from logits that are split over the tensor-parallel ranks, and fails or "
-        "returns a wrong loss on gathered ones",
-        fix="Set model.parallel_output=true.",
-        fails=(False, 10),
-        passes=(True, 10),
-    ),
-    rule(
-        "G38",
-        ("model.vocab_size", "facts.tokenizer_entries"),
-        _fewer_rows_than_entries,
-        why="the embedding needs a row for each token",
-        fix="Leave model.vocab_size unset to have the tokenizer's size padded, or set it to at least that size.",
-        fails=(256, 257),
-        passes=(320, 257),
-    ),
+    _no_fused_activation_of_experts,
+    _logits_gathered_in_training,
+    _fewer_rows_than_entries,
     excludes(
         "K42",
         {"model.rotary_interleaved": True, "model.multi_latent_attention": True},
@@ -264,22 +245,22 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True),
         passes=(False, True),
     ),
-    rule(
+    model_rule(
         "V243",
-        ("model.vocab_size", "tokenizer.vocab_size"),
-        _fewer_rows_than_tokens,
         why="every token requires a row of the embedding",
         fix="Leave model.vocab_size unset, or increase it.",
-        fails=(1000, 1001),
-        passes=(1024, 1001),
-    ),
-    rule(
+        fails={"vocab_size": 1000, "tokenizer__vocab_size": 1001},
+        passes={"vocab_size": 1024},
+    )(_fewer_rows_than_tokens),
+    model_rule(
         "V243a",
-        ("model.vocab_size", "dataset.vocab_size", "tokenizer.tokenizer_type"),
-        lambda rows, entries, tied: None if tied else _fewer_rows_than_tokens(rows, entries),
         why="the tokenizer of the dataset has this number of entries, and every token requires a row of the embedding",
         fix="Leave model.vocab_size unset, increase it, or lower dataset.vocab_size.",
-        fails=(100, 4096),
-        passes=(257, 4096, "ByteTokenizer"),
+        fails={"vocab_size": 100, "dataset__vocab_size": 4096},
+        passes={"vocab_size": 257, "tokenizer__tokenizer_type": "ByteTokenizer"},
+    )(
+        lambda vocab_size, dataset__vocab_size, tokenizer__tokenizer_type: (
+            None if tokenizer__tokenizer_type else _fewer_rows_than_tokens(vocab_size, dataset__vocab_size)
+        )
     ),
 )

@@ -42,11 +42,9 @@ def _fits_schedule(pp: int | None, vp: int | None) -> str | None:
 
 
 def _supports_granularity(granularity: str | None) -> str | None:
-    return (
-        "is not supported with full recomputation (recompute_granularity=full)"
-        if granularity == "full"
-        else None
-    )
+    if granularity == "full":
+        return "is not supported with full recomputation (recompute_granularity=full)"
+    return None
 
 
 def _supports_method(method: str | None) -> str | None:
@@ -62,11 +60,9 @@ def _has_no_recomputed_layers(layers: int | None) -> str | None:
 
 
 def _recomputes_no_experts(modules: list[str] | None) -> str | None:
-    return (
-        f"is not supported with recomputation of the experts (recompute_modules={modules})"
-        if "moe" in (modules or ())
-        else None
-    )
+    if "moe" in (modules or ()):
+        return f"is not supported with recomputation of the experts (recompute_modules={modules})"
+    return None
 
 
 def _has_no_shared_expert_overlap(overlap: bool | None) -> str | None:
@@ -74,20 +70,16 @@ def _has_no_shared_expert_overlap(overlap: bool | None) -> str | None:
 
 
 def _supports_mtp_layers(layers: int | None) -> str | None:
-    return (
-        f"supports at most one multi-token prediction layer (mtp_num_layers={layers})"
-        if (layers or 0) > 1
-        else None
-    )
+    if (layers or 0) > 1:
+        return f"supports at most one multi-token prediction layer (mtp_num_layers={layers})"
+    return None
 
 
 def _captures_no_experts(impl: object, modules: object) -> str | None:
     captured = sorted(captured_modules(impl, modules) & {"moe", "mlp"})
-    return (
-        f"is not supported with CUDA graphs of {' and '.join(captured)} (cuda_graph_modules)"
-        if captured
-        else None
-    )
+    if captured:
+        return f"is not supported with CUDA graphs of {' and '.join(captured)} (cuda_graph_modules)"
+    return None
 
 
 CONDITIONS: tuple[Rule, ...] = (

@@ -238,18 +238,17 @@ class _GridTraversal:
         known = {name: it for name, it in self._known((0,) * len(self.axes)).items() if it is not None}
         if not applies(rule, known):
             return lambda index: False
-        values = [None if path in axis_numbers else value_at(path, known) for path in rule.fields]
+        values = {path: None if path in axis_numbers else value_at(path, known) for path in rule.fields}
         moving = [
-            (at, axis_numbers[path], self.axes[axis_numbers[path]].values)
-            for at, path in enumerate(rule.fields)
+            (path, axis_numbers[path], self.axes[axis_numbers[path]].values)
+            for path in rule.fields
             if path in axis_numbers
         ]
-        test = rule.test
 
         def evaluate(index: Sequence[int]) -> bool:
-            for at, number, choices in moving:
-                values[at] = choices[index[number]]
-            return test(*values) is not None
+            for path, number, choices in moving:
+                values[path] = choices[index[number]]
+            return Rule.message(rule, values) is not None
 
         return evaluate
 

@@ -52,11 +52,9 @@ def _unused_port(defaults: Defaults) -> Rule:
             for path, value in zip(paths, values, strict=True)
             if value != defaults[path]
         ]
-        return (
-            f"{without_effect(changed)} while straggler_ctrlr=false"
-            if on and not opened and changed
-            else None
-        )
+        if on and not opened and changed:
+            return f"{without_effect(changed)} while straggler_ctrlr=false"
+        return None
 
     return rule(
         "R36",

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from mb_launch.cloudai.constraints import CONSTRAINTS
-from mb_launch.cloudai.coverage import CONSTRAINT_COVERAGE
+from mb_launch.cloudai.constraints import CONSTRAINT_COVERAGE, CONSTRAINTS
 from mb_launch.cloudai.definition import MegatronBridgeCmdArgs, MegatronBridgeTestDefinition
 from mb_launch.cloudai.slurm_run import COMMANDS, FIELDS, PRECISIONS, trainer_arguments
 from mb_trainer.requests import read_request

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mb_host.megatron.layers import host_block_spec
     from mb_host.megatron.t5 import host_t5_spec
     from mb_launch import World
-    from mb_launch.ranks.first_cause import EndedProcess
+    from mb_launch.ranks.failures import EndedProcess
     from mb_launch.settings import (
         GroupOptions,
         GroupSettings,

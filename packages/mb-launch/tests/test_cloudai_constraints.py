@@ -8,10 +8,10 @@ from mb_launch.cloudai.constraints import (
     ADDITIONAL,
     CONSTRAINTS,
     SweepError,
+    explain_coverage,
     read_launch_request,
     violated_constraints,
 )
-from mb_launch.cloudai.coverage import explain_coverage
 
 TE = {"cuda_graph_impl": "transformer_engine"}
 CASES = [

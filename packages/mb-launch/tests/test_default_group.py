@@ -99,3 +99,13 @@ def test_python_numpy_and_torch_are_seeded():
     first, second, other = drawn(5), drawn(5), drawn(6)
     assert first == second
     assert not {*first} & {*other}
+
+
+def test_a_group_whose_first_barrier_fails_is_closed(monkeypatch):
+    def fail(*, device):
+        raise TimeoutError
+
+    monkeypatch.setattr("mb_launch.groups.default_group.barrier", fail)
+    with pytest.raises(TimeoutError), default_process_group(World(), device=CPU):
+        pass
+    assert not torch.distributed.is_initialized()

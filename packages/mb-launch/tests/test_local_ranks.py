@@ -23,6 +23,20 @@ with forwarded_signals({signal.SIGUSR1}):
 """
 """A separate process, because all of its children receive the signal."""
 
+FORWARDED_AFTER_AN_END = """
+import os, signal, subprocess, sys, psutil
+from mb_launch.ranks.local_ranks import forwarded_signals
+
+ended = subprocess.Popen([sys.executable, "-c", ""])
+gone = psutil.Process(ended.pid)
+ended.wait()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+psutil.Process.children = lambda self: [gone, psutil.Process(child.pid)]  # as if it ended after the list was made
+with forwarded_signals({signal.SIGUSR1}):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert child.wait(timeout=60) == -signal.SIGUSR1
+"""
+
 FORKED = """
 import os, sys
 from mb_launch import ForkedProgram, launch_local
@@ -47,8 +61,9 @@ def run(*command):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_signals_are_forwarded_to_the_children():
-    subprocess.run([sys.executable, "-c", FORWARDED], check=True, timeout=300)
+@pytest.mark.parametrize("program", [FORWARDED, FORWARDED_AFTER_AN_END])
+def test_signals_are_forwarded_to_the_children(program):
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 @pytest.mark.slow

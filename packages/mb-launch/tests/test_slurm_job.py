@@ -1,8 +1,11 @@
 """Options of Slurm jobs, their script, the file of clusters, and Slurm's commands, without Slurm."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,31 @@ def test_the_script_is_valid_bash_and_starts_the_command_unchanged(tmp_path):
     srun = script.partition("\nsrun")[2].partition(" &\n")[0]
     assert "--container-mounts=/home/me:/home/me,/data/run:/data/run,/data:/data" in srun
     assert srun.endswith("mb pretrain 'a b'")
+
+
+SLURM = {
+    "srun": "echo $$ > ranks; touch started; until [ -e signalled ]; do sleep 0.05; done",
+    # returns when the ranks have ended
+    "scancel": 'touch signalled; for _ in $(seq 600); do kill -0 "$(cat ranks)" || exit 0; sleep 0.05; done',
+    "scontrol": 'echo "$*" >> requests; echo " JobState=RUNNING PreemptTime=None "',
+}
+"""Commands of Slurm as shell scripts."""
+
+
+def test_ranks_that_end_while_they_are_signalled_have_saved_and_are_queued_again(tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in SLURM.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(sbatch_script(SlurmJob(), RUN))
+    environment = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    with subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=environment) as script:
+        while script.poll() is None and not (tmp_path / "started").exists():
+            time.sleep(0.05)
+        script.send_signal(signal.SIGUSR1)
+        assert script.wait(timeout=120) == 0
+    assert "requeue 7" in (tmp_path / "requests").read_text().splitlines()
 
 
 def test_without_requeue_and_signal_nothing_is_requeued():

@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from mb_launch.hardware.numa import set_numa_environment as set_numa_environment
     from mb_launch.mcore import megatron_groups as megatron_groups
     from mb_launch.mcore import seed_model_parallel as seed_model_parallel
+    from mb_launch.ranks.failures import EndedProcess as EndedProcess
     from mb_launch.ranks.failures import Failure as Failure
+    from mb_launch.ranks.failures import common_rerun_code as common_rerun_code
+    from mb_launch.ranks.failures import first_failure as first_failure
     from mb_launch.ranks.failures import print_once as print_once
     from mb_launch.ranks.failures import read_failures as read_failures
     from mb_launch.ranks.failures import record_failure as record_failure
     from mb_launch.ranks.failures import report_failure as report_failure
-    from mb_launch.ranks.first_cause import EndedProcess as EndedProcess
-    from mb_launch.ranks.first_cause import common_rerun_code as common_rerun_code
-    from mb_launch.ranks.first_cause import first_failure as first_failure
     from mb_launch.ranks.forked_ranks import ForkedProgram as ForkedProgram
     from mb_launch.ranks.forked_ranks import can_fork_ranks as can_fork_ranks
     from mb_launch.ranks.local_environment import PortError as PortError

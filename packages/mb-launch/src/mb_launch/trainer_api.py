@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mb_launch.cli.app import Command as Command
     from mb_launch.cli.app import LaunchOptions as LaunchOptions
     from mb_launch.cli.app import NemoRunOptions as NemoRunOptions
-    from mb_launch.cloudai.coverage import explain_coverage as explain_coverage
+    from mb_launch.cloudai.constraints import explain_coverage as explain_coverage
     from mb_launch.errors import ExtraMissingError as ExtraMissingError
     from mb_launch.errors import LaunchCheckError as LaunchCheckError
     from mb_launch.errors import SlurmJobError as SlurmJobError

@@ -78,8 +78,9 @@ def default_process_group(
             world_size=world.world_size,
             timeout=timeout,
         )
-        barrier(device=device)
     try:
+        if opened_here:
+            barrier(device=device)
         yield
     finally:
         # an abort of the communicators, for an in-process restart, has destroyed it

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -25,8 +25,15 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mb_launch.errors import OpenFilesError
 from mb_launch.hardware.numa import BINDING, set_numa_environment
-from mb_launch.ranks.failures import ERROR_FOLDER, FORWARDED_MARK, Failure, read_failures
-from mb_launch.ranks.first_cause import FORWARDED_SIGNALS, common_rerun_code, first_failure
+from mb_launch.ranks.failures import (
+    ERROR_FOLDER,
+    FORWARDED_MARK,
+    FORWARDED_SIGNALS,
+    Failure,
+    common_rerun_code,
+    first_failure,
+    read_failures,
+)
 from mb_launch.ranks.forked_ranks import ForkedProgram, can_fork_ranks, run_forked_rank
 from mb_launch.ranks.left_ranks import INTERRUPTION, STARTED, LeftRanks
 from mb_launch.ranks.local_environment import keep_collectives_local, set_omp_threads
@@ -232,7 +239,8 @@ def forwarded_signals(signals: Set[int], *, mark: Path | None = None) -> Iterato
                 for terminal in terminals:
                     os.dup2(nowhere.fileno(), terminal)
         for child in psutil.Process().children():
-            child.send_signal(signal.SIGKILL if interrupted_again else number)
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                child.send_signal(signal.SIGKILL if interrupted_again else number)
         if interrupted_again:
             raise KeyboardInterrupt
 

@@ -20,12 +20,13 @@ trap stop USR1 TERM
 _WAIT = """\
 ranks=$!
 wait "$ranks"
-code=$?
-# A signal ends wait: wait again until the ranks have ended.
+# A signal ends wait: wait again until the ranks have ended. They may end while `stop` runs, so that only a further
+# wait, which returns at once, has their code.
 while kill -0 "$ranks" 2>/dev/null; do
     wait "$ranks"
-    code=$?
 done
+wait "$ranks"
+code=$?
 """
 # ENDED is replaced by the condition under which the job has been stopped and has saved.
 _REQUEUE = """\

@@ -59,9 +59,9 @@ ALLOWED = {
     "mb_models.hybrid.provider.hybrid_transformer_engine_spec.vp_stage": SPEC,
     "mb_models.t5.layer_specs.t5_transformer_engine_spec.pp_rank": SPEC,
     "mb_models.t5.layer_specs.t5_transformer_engine_spec.vp_stage": SPEC,
-    "mb_verify.record.step_results.StepResultReader.__init__.context": "a StateReader that reads no state",
-    "mb_verify.record.step_results.StepResultReader.state.context": "a StateReader that reads no state",
-    "mb_verify.record.step_results.StepResultReader.state.complete": "a StateReader that reads no state",
+    "mb_verify.record.recorder.StepResultReader.__init__.context": "a StateReader that reads no state",
+    "mb_verify.record.recorder.StepResultReader.state.context": "a StateReader that reads no state",
+    "mb_verify.record.recorder.StepResultReader.state.complete": "a StateReader that reads no state",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.system": "CloudAI's signature",
     "mb_launch.cloudai.definition.MegatronBridgeTestDefinition.constraint_check.tr": "CloudAI's signature",
 }

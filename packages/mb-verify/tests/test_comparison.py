@@ -137,6 +137,22 @@ def test_a_cut_before_a_step_that_is_left_out_is_no_difference(tmp_path):
     ).equal  # what the uninterrupted run holds must be in the interrupted one
 
 
+def test_a_start_that_recorded_nothing_does_not_count(tmp_path):
+    written(tmp_path / "uninterrupted", steps=range(4))
+    (tmp_path / "interrupted").mkdir()
+    (tmp_path / "interrupted" / "rank-0.0.jsonl").touch()  # killed before its first line was complete
+    written(tmp_path / "interrupted", steps=range(3), start=1)
+    written(tmp_path / "interrupted", steps=range(2, 4), start=3)
+    record = read_record(tmp_path / "interrupted")
+    verdict = compare(read_record(tmp_path / "uninterrupted"), record)
+    assert (record.started_at, verdict.equal, verdict.resumed_at, verdict.loaded_equal) == (
+        (0, 2),
+        True,
+        (2,),
+        True,
+    )
+
+
 def test_a_killed_process_leaves_half_a_line(tmp_path):
     written(tmp_path / "interrupted", steps=range(3))
     before = read_record(tmp_path / "interrupted")

@@ -15,6 +15,8 @@ from mb_verify import (
 from mb_verify.drill.fault_callback import with_nan
 from mb_verify.drill.fault_injectors import change_byte, delete, newest_checkpoint, why_not_mounted
 from mb_verify.drill.plan import read_kinds
+from mb_verify.drill.progress import StartProgress
+from mb_verify.drill.report import RunResult, gaps_of
 from mb_verify.errors import DrillError, InjectedFaultError, RecordingRequestError
 
 
@@ -71,6 +73,7 @@ def test_a_callback_injects_in_its_step_on_its_rank(tmp_path):
     assert not (tmp_path / "mark").exists()
     assert injected("nan", tmp_path) == ([2], [])
     assert float((tmp_path / "mark").read_text()) > 0
+    assert injected("nan", tmp_path, steps=[1, 3, 4]) == ([3], [])  # step 2 is in train.iterations_to_skip
     assert injected("slow", tmp_path, steps=range(1, 7)) == ([], [0.5, 0.5, 0.5])
     with pytest.raises(InjectedFaultError, match="raised in step 2 on rank 1"):
         injected("raise", tmp_path)
@@ -124,3 +127,9 @@ def test_without_the_right_to_mount_the_reason_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     expected = "mounting a file system needs root: mount: permission denied."
     assert why_not_mounted(tmp_path / "runs") == expected
+
+
+def test_a_step_that_the_run_leaves_out_takes_as_long_as_the_next_one():
+    start = StartProgress(began_at=0, completed={2: 110.0, 3: 111.0, 5: 114.0})  # iterations_to_skip=[1, 4]
+    run = RunResult(starts=(start,), ends=("",), began=100.0, complete=True, values={})
+    assert gaps_of(run) == {1: 10.0, 2: 10.0, 3: 1.0, 4: 3.0, 5: 3.0}

@@ -98,6 +98,7 @@ def test_the_starts_of_an_interrupted_run_leave_and_of_a_killed_one_save(tmp_pat
             {"steps": 8, "step": 2, "resumed_by": (1,), "kill": True},
             "kill: cannot be combined with resumed_by",
         ),
+        ({"steps": 8, "step": 1, "kill": True}, "kill: needs a step of at least 2"),
     ],
 )
 def test_impossible_interruptions_are_rejected(fields, message):

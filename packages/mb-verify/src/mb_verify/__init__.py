@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from mb_verify.record.environment import record_file_from_environment as record_file_from_environment
     from mb_verify.record.recorder import Recorder as Recorder
     from mb_verify.record.recorder import StateReader as StateReader
+    from mb_verify.record.recorder import StepResultReader as StepResultReader
     from mb_verify.record.run_record import RecordFile as RecordFile
     from mb_verify.record.run_record import RecordPosition as RecordPosition
     from mb_verify.record.run_record import RecordRow as RecordRow
     from mb_verify.record.run_record import RunRecord as RunRecord
     from mb_verify.record.run_record import read_record as read_record
-    from mb_verify.record.step_results import StepResultReader as StepResultReader
     from mb_verify.record.torch_state import read_torch_state as read_torch_state
     from mb_verify.record.torch_state import read_torch_step as read_torch_step
     from mb_verify.replay.step import MetricDifference as MetricDifference

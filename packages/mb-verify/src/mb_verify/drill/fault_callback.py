@@ -59,7 +59,7 @@ class FaultRequest:
 
 
 class InjectedFault:
-    """Callback that makes its rank raise, sleep, or compute NaN in the requested step.
+    """Callback that makes its rank raise, sleep, or compute NaN in the requested step, or the next one that is trained.
 
     An exception and NaN come from a forward hook on the model's first chunk, in the middle of a step. Reads
     `state.train_state.step` and `model` (a module or a list of chunks) of the events' argument.
@@ -77,6 +77,7 @@ class InjectedFault:
         self._is_target = rank == request.rank
         self._sleep = sleep
         self._hooks: list[Any] = []
+        self._is_injected = False
 
     def on_train_step_start(self, context: Any) -> None:
         """Inject the fault if it is due in this step."""
@@ -86,7 +87,8 @@ class InjectedFault:
         if self._request.kind == "slow" and due <= step < due + SLOW_STEPS:
             self._mark()
             self._sleep(self._request.seconds)
-        elif self._request.kind != "slow" and step == due:
+        elif self._request.kind != "slow" and step >= due and not self._is_injected:
+            self._is_injected = True
             model = context.model
             chunk = model[0] if isinstance(model, list | tuple) else model
             self._hooks.append(chunk.register_forward_hook(self._change_output))

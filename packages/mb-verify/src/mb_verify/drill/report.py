@@ -86,11 +86,15 @@ class DrillReport:
 
 
 def gaps_of(run: RunResult) -> dict[int, float]:
-    """Return for each step the seconds since the previous one was complete, or since the start of the command."""
-    times = first_completions(run.starts)
-    gaps, previous = {}, run.began
-    for step, moment in sorted(times.items()):
-        gaps[step], previous = moment - previous, moment
+    """Return for each step the seconds since the previous one was complete, or since the start of the command.
+
+    A step that was not recorded, such as one of `train.iterations_to_skip`, has those of the next one.
+    """
+    gaps: dict[int, float] = {}
+    last, previous = 0, run.began
+    for step, moment in sorted(first_completions(run.starts).items()):
+        gaps |= dict.fromkeys(range(last + 1, step + 1), moment - previous)
+        last, previous = step, moment
     return gaps
 
 

@@ -100,7 +100,7 @@ def outcome_as_data(outcome: FaultOutcome) -> dict[str, object]:
         "restarts": outcome.restarts,
         "steps_lost": outcome.steps_lost,
         "seconds_lost": outcome.seconds_lost,
-        "equal": outcome.skipped is None and outcome.not_recovered is None and outcome.difference is None,
+        "equal": outcome.passed,
         "difference": outcome.difference,
         "not_recovered": outcome.not_recovered,
         "ends": list(outcome.ends),

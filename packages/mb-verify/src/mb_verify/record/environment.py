@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from mb_verify.drill.fault_callback import FaultRequest, InjectedFault
 from mb_verify.errors import RecordingRequestError
-from mb_verify.record.recorder import Recorder, StateReader
+from mb_verify.record.recorder import Recorder, StateReader, StepResultReader
 from mb_verify.record.run_record import RecordFile
-from mb_verify.record.step_results import StepResultReader
 from mb_verify.resume.kill import KillAfterCheckpoint
 
 PREFIX = "MB_VERIFY_"

@@ -158,7 +158,8 @@ def value_text(value: RecordedValue) -> str:
 def read_record(folder: Path | str) -> RunRecord:
     """Read the record of a run from all files of a folder.
 
-    A last line that a killed process did not complete is left out.
+    A last line that a killed process did not complete is left out. Starts are numbered from 0, also if one of them has
+    recorded nothing.
 
     Raises:
         VerificationError: there is no such folder, or it holds no recorded step.
@@ -169,9 +170,14 @@ def read_record(folder: Path | str) -> RunRecord:
     starts: dict[int, int] = {}
     readers: set[tuple[int, int]] = set()
     conditions: dict[tuple[int, int], Values] = {}
-    for file in sorted(Path(folder).glob("rank-*.*.jsonl")):
-        rank, start = rank_and_start(file)
-        for line in file.read_text().split("\n")[:-1]:
+    lines_of = {
+        file: file.read_text().split("\n")[:-1] for file in sorted(Path(folder).glob("rank-*.*.jsonl"))
+    }
+    numbers = sorted({rank_and_start(file)[1] for file, lines in lines_of.items() if lines})
+    for file, lines in lines_of.items():
+        rank, number = rank_and_start(file)
+        for line in lines:
+            start = numbers.index(number)
             row = parse_line(line, file)
             if row["kind"] == "start":
                 starts[start] = row["step"]

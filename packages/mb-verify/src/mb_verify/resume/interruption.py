@@ -23,7 +23,8 @@ class Interruption:
     """Where and how the interrupted run ends, and how it is resumed.
 
     Raises:
-        InterruptionError: nothing is left to resume, a number is below 1, or a kill is combined with `resumed_by`.
+        InterruptionError: nothing is left to resume, a number is below 1, or a kill is combined with `resumed_by` or
+            comes after step 1.
     """
 
     steps: int
@@ -49,6 +50,12 @@ class Interruption:
             )
         if self.kill and self.resumed_by:
             raise InterruptionError("kill", "cannot be combined with resumed_by")
+        if self.kill and self.step == 1:
+            raise InterruptionError(
+                "kill",
+                "needs a step of at least 2: with 1 each step saves, and the checkpoint of step 2 would be the newest "
+                "one before the kill",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

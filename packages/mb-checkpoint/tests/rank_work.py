@@ -617,3 +617,39 @@ def files_read_by_load(shape, section):
     run.load()
     found = dict(opened)
     return found, run.fingerprint()
+
+
+def bytes_read_by_load(shape, section):
+    """Load twice, the first time with all imports; return the bytes that this rank's second load read from files."""
+    from pathlib import Path
+
+    def count():
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    new_run({"seed": 98, **shape}, **section).load()
+    run = new_run({"seed": 99, **shape}, **section)
+    before = count()
+    run.load()
+    found = count() - before
+    return found, run.fingerprint()
+
+
+def two_steps(shape, first, second):
+    """Save after one step and after two; the sections may differ."""
+    from mb_checkpoint import CheckpointConfig, DefaultCheckpointManager
+
+    run = new_run(shape, **first)
+    run.train(1)
+    run.save()
+    run.manager = DefaultCheckpointManager(CheckpointConfig(**second))
+    run.train(1)
+    return str(run.save().path)
+
+
+def state_after_load(shape, section):
+    """Load into a new run; return the state and the skipped checkpoints, and a further step's losses and weights."""
+    run = new_run({"seed": 99, **shape}, **section)
+    record = run.load()
+    state = run.fingerprint()
+    further = run.train(1), run.fingerprint()
+    return state, [(each.path.name, each.reason) for each in record.skipped], record.step, further

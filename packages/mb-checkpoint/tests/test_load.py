@@ -211,7 +211,6 @@ def test_a_tensor_property_that_a_later_torch_adds_does_not_stop_a_load(one_rank
 
 
 def test_each_file_is_read_by_the_rank_that_wrote_it_and_the_index_by_rank_0(two_ranks, tmp_path):
-    """A second reading is that of the page cache of the node that has verified the file."""
     shape, folder = {"dist_opt": True}, str(tmp_path)
     two_ranks.run(rank_work.first_part, shape, {"save": folder}, 2)
     (first, _), (second, _) = two_ranks.run(rank_work.files_read_by_load, shape, {"load": folder})

@@ -64,6 +64,10 @@ class IncompleteCheckpointError(DamagedCheckpointError, ValueError):
     """A checkpoint folder lacks files, or a file is shorter than its index requires."""
 
 
+class DamagedWhileReadError(DamagedCheckpointError):
+    """Data files differ from the manifest, which was found while they were read into the model."""
+
+
 class UnsafeCheckpointError(IncompleteCheckpointError, UnpicklingError):
     """A file of a checkpoint names code that reading it would execute; no code was executed."""
 

@@ -41,7 +41,7 @@ from mb_checkpoint.megatron.load_strategy import LoadStrategy
 from mb_checkpoint.megatron.local_shards import same_local_shards
 from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
 from mb_checkpoint.megatron.shards import read_index
-from mb_checkpoint.megatron.step_counts import synchronize_hybrid, with_step_counts
+from mb_checkpoint.megatron.step_counts import inner_optimizer, synchronize_hybrid, with_step_counts
 from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
 
 RNG_KEY = "rng_state"
@@ -147,6 +147,14 @@ def optimizer_parts(optimizer: Any) -> list[Any]:
     """Return the chained optimizers, or the single optimizer, as a list."""
     # Megatron's ChainedOptimizer, and optimizers of modules with per-module parallelism, which do not derive from it
     return list(optimizer.chained_optimizers) if hasattr(optimizer, "chained_optimizers") else [optimizer]
+
+
+def optimizers_without_state(optimizer: Any | None) -> list[Optimizer]:
+    """Return the optimizers of torch inside Megatron's that have not made a step, nor loaded a state."""
+    parts = optimizer_parts(optimizer) if has_state(optimizer) else []
+    outer = [inner_optimizer(part) for part in parts if has_state(part)]
+    every = [each for inner in outer for each in (inner, *getattr(inner, "sub_optimizers", ()))]
+    return [each for each in every if not each.state]
 
 
 def grad_scaler(part: Any) -> Any | None:

@@ -261,6 +261,11 @@ def find_hash_mismatches(
         return [line for line in pool.map(problem, list(entries)) if line is not None]
 
 
+def is_data_file(name: str) -> bool:
+    """Return whether a file holds tensors and objects that a rank wrote, by its name."""
+    return _DATA_FILE.fullmatch(name) is not None
+
+
 def files_of_rank(manifest: Manifest, *, rank: int, world_size: int) -> list[FileEntry]:
     """Return the files that one of several readers reads: about the same number of bytes for each reader.
 

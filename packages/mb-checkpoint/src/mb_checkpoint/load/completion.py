@@ -8,7 +8,7 @@ from mb_checkpoint.collectives import on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.inspect.integrity import first_intact
 from mb_checkpoint.load.select import SelectedCheckpoint
-from mb_checkpoint.load.sources import find_checkpoint, intact_checkpoint
+from mb_checkpoint.load.sources import find_checkpoint, load_intact
 
 Find = Callable[[Mapping[Path, str]], SelectedCheckpoint | None]
 
@@ -67,8 +67,7 @@ def verify_last_checkpoint_on_all_ranks(
     def find_source(rejected: Mapping[Path, str]) -> tuple[Literal["resumed"], SelectedCheckpoint | None]:
         return "resumed", find(rejected)
 
-    with intact_checkpoint(find_source, section) as (_, chosen):
-        return chosen
+    return load_intact(find_source, section, lambda _source, chosen, _manifest: chosen)
 
 
 def resumed_step(section: CheckpointConfig) -> int:

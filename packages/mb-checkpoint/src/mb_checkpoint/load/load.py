@@ -13,6 +13,7 @@ from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.formats.layout import LEGACY, MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
 from mb_checkpoint.formats.legacy import LegacyRestorer, read_legacy
+from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, counters_of
 from mb_checkpoint.formats.metadata import layout_on_all_ranks, read_contents
 from mb_checkpoint.formats.trust import trusted
@@ -25,9 +26,10 @@ from mb_checkpoint.load.sources import (
     Source,
     find_checkpoint,
     find_pretrained,
-    intact_checkpoint,
+    load_intact,
     resumes_by_tracker,
 )
+from mb_checkpoint.load.verified_reads import verify_objects_read_first
 from mb_checkpoint.local.checkpoints import LocalStoreLike, load_local
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
@@ -96,14 +98,28 @@ def _find_and_load(
     def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return find_checkpoint(config, rejected, may_be_empty=newest is not None)
 
-    with intact_checkpoint(find, config) as (source, chosen):
+    after_damage = False
+
+    def load(
+        source: Source, chosen: SelectedCheckpoint | None, unverified: Manifest | None
+    ) -> LoadedCheckpoint:
+        nonlocal after_damage
         if local is not None and newest is not None and (source != "resumed" or newest >= (_step(chosen))):
             return load_local(ctx, config, groups, local.load(), passed=chosen)
         if chosen is not None:
-            return _load(ctx, config, groups, chosen, resume=source == "resumed")
-    if base is not None:
-        return base
-    return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
+            section = replace(config, strict_fsdp_dtensor_load=True) if after_damage else config
+            after_damage = True  # if this returns, there is no further call
+            return _load(ctx, section, groups, chosen, resume=source == "resumed", unverified=unverified)
+        if base is not None:
+            return base
+        return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
+
+    return load_intact(find, config, load, while_reading=_replaces_all(ctx))
+
+
+def _replaces_all(ctx: CheckpointLoadContext) -> bool:
+    """Return whether a load replaces all weights, so that an older checkpoint may follow a damaged one."""
+    return ctx.strict and ctx.adapter_key_filter is None and not ctx.skip_load_to_model_and_opt
 
 
 def _step(chosen: SelectedCheckpoint | None) -> int:
@@ -126,8 +142,11 @@ def _load_base(
         opt_param_scheduler=None,
         adapter_key_filter=all_but(adapters),
     )
-    with intact_checkpoint(lambda rejected: find_pretrained(pretrained, rejected), config) as (_, chosen):
-        return _load(base, config, groups, chosen, resume=False)
+    return load_intact(
+        lambda rejected: find_pretrained(pretrained, rejected),
+        config,
+        lambda _source, chosen, _manifest: _load(base, config, groups, chosen, resume=False),
+    )
 
 
 def _load(
@@ -137,9 +156,10 @@ def _load(
     chosen: SelectedCheckpoint,
     *,
     resume: bool,
+    unverified: Manifest | None = None,
 ) -> LoadedCheckpoint:
     with index_of_all_ranks(chosen.path):
-        return _load_selected(ctx, config, groups, chosen, resume=resume)
+        return _load_selected(ctx, config, groups, chosen, resume=resume, unverified=unverified)
 
 
 def _load_selected(
@@ -149,9 +169,11 @@ def _load_selected(
     chosen: SelectedCheckpoint,
     *,
     resume: bool,
+    unverified: Manifest | None,
 ) -> LoadedCheckpoint:
     read_for_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
     layout = layout_on_all_ranks(chosen.path)
+    read_for_all_ranks(chosen.path, lambda: verify_objects_read_first(chosen.path, unverified))
     restore, contents = _restorer(ctx, groups, chosen.path, layout=layout)
     counters: dict[str, Any] = {}
     if resume:
@@ -162,7 +184,10 @@ def _load_selected(
     if not ctx.skip_load_to_model_and_opt:
         if layout != fsdp.FORMAT:
             fsdp.reject_torch_dist_checkpoint(ctx.model, chosen.path)
-        notes += restore(ctx, config, groups, chosen.path, contents=contents, resume=resume).run()
+        restorer = restore(
+            ctx, config, groups, chosen.path, contents=contents, resume=resume, unverified=unverified
+        )
+        notes += restorer.run()
     if resume:
         ctx.state.train_state.load_state_dict(counters)
         notes += restore_callbacks(ctx.callbacks, contents.common)
@@ -268,11 +293,14 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
     if base is not None and key_filter is not None:
         adapter_filter = key_filter if base_filter is None else either(key_filter, all_but(base_filter))
         _load_base(context, config, groups, str(base), adapters=adapter_filter)
-    with intact_checkpoint(find, config) as (_, chosen):
+
+    def load(_: Source, chosen: SelectedCheckpoint | None, unverified: Manifest | None) -> SelectedCheckpoint:
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")
-        _load(context, config, groups, chosen, resume=False)
-    return chosen
+        _load(context, config, groups, chosen, resume=False, unverified=unverified)
+        return chosen
+
+    return load_intact(find, config, load, while_reading=_replaces_all(context))
 
 
 def _weights_context(model: Any, *, strict: bool, key_filter: KeyFilter | None) -> CheckpointLoadContext:

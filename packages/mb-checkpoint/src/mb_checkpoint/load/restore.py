@@ -1,14 +1,18 @@
 """Restoring a run from a selected checkpoint: compare it with the model, read it, and load the state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch.optim import Optimizer
 
 from mb_checkpoint import mcore
 from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
-from mb_checkpoint.errors import CheckpointLayoutError
+from mb_checkpoint.errors import CheckpointLayoutError, CheckpointReadError, DamagedWhileReadError
+from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.load.param_groups import (
     Policy,
     describe,
@@ -21,6 +25,7 @@ from mb_checkpoint.load.param_groups import (
 )
 from mb_checkpoint.load.selected_weights import is_on_host_of_one_process, read_selected
 from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks, padding_note
+from mb_checkpoint.load.verified_reads import verified_reads
 from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
 from mb_checkpoint.megatron.groups import CheckpointGroups
@@ -46,12 +51,14 @@ class StateRestorer:
         *,
         contents: mcore.CheckpointContents,
         resume: bool,
+        unverified: Manifest | None = None,
         read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
         self._read = read or self._read_checkpoint
         self._resume = resume
         self._contents = contents
+        self._unverified = unverified
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
@@ -86,6 +93,7 @@ class StateRestorer:
         )
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
+        without_state = mcore.optimizers_without_state(ctx.optimizer)
         has_masters = mcore.has_state(ctx.optimizer) and not with_optimizer
         exact = has_masters and self._config.load_main_params_from_ckpt
         if exact:
@@ -97,7 +105,8 @@ class StateRestorer:
             requested[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
         requested |= self._rerun_request()
         none: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
-        loaded = none | self._read(requested)
+        with self._verified_reads(without_state):
+            loaded = none | self._read(requested)
         for section, values in missing.items():
             loaded[section] |= values
         if fresh := extra_state.count_nonempty(missing):
@@ -137,6 +146,17 @@ class StateRestorer:
         if selects_weights and is_on_host_of_one_process(requested):
             return read_selected(requested, self._path)
         return mcore.read(requested, self._path, self._groups, config=self._config)
+
+    @contextmanager
+    def _verified_reads(self, without_state: Sequence[Optimizer]) -> Iterator[None]:
+        """Verify what is read in the block; if it is damaged, undo what it created: state of optimizers."""
+        try:
+            with verified_reads(self._path, self._unverified):
+                yield
+        except (CheckpointReadError, DamagedWhileReadError):
+            for optimizer in without_state:
+                optimizer.state.clear()
+            raise
 
     def _stored_part(self, sections: Mapping[str, Any]) -> dict[str, Any]:
         part = mcore.entries_in_checkpoint(sections, self._contents)

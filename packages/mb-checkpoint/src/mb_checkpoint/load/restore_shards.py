@@ -85,6 +85,7 @@ class ShardRestorer(StateRestorer):
         ctx, contents = self._ctx, self._contents
         reject_fused_layer_resharding(self._path, ctx.model, self._groups, contents)
         with_optimizer = self._wants_optimizer()
+        without_state = mcore.optimizers_without_state(ctx.optimizer)
         self._compare_schedules()
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
         requested = self._request(with_optimizer=with_optimizer)
@@ -99,7 +100,8 @@ class ShardRestorer(StateRestorer):
         random = [self._rng_name()] if self._wants_rng() else []
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
-        loaded = read_in_place(self._path, wanted)
+        with self._verified_reads(without_state):
+            loaded = read_in_place(self._path, wanted)
         self._apply_loaded(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))

@@ -1,14 +1,20 @@
 """Source of a run: precedence of the configured sources, and choice of an intact checkpoint."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.errors import CheckpointNotFoundError, ManifestError, file_problem, first_of
+from mb_checkpoint.errors import (
+    CheckpointNotFoundError,
+    CheckpointReadError,
+    DamagedWhileReadError,
+    ManifestError,
+    file_problem,
+    first_of,
+)
 from mb_checkpoint.formats.converted_weights import source_of_weights
 from mb_checkpoint.formats.foreign import is_readable_here, is_same_folder, recognize_foreign, why_no_source
 from mb_checkpoint.formats.layout import (
@@ -18,25 +24,38 @@ from mb_checkpoint.formats.layout import (
     is_iteration_directory,
     non_persistent_roots,
 )
-from mb_checkpoint.formats.manifest import Manifest, files_of_rank, find_hash_mismatches, read_manifest
+from mb_checkpoint.formats.manifest import (
+    Manifest,
+    files_of_rank,
+    find_hash_mismatches,
+    is_data_file,
+    read_manifest,
+)
 from mb_checkpoint.load.select import SelectedCheckpoint, SkippedCheckpoint, select_checkpoint
 from mb_checkpoint.locks import reader_lock
 
 Source = Literal["resumed", "weights", "nothing"]
 Found = TypeVar("Found", bound=SelectedCheckpoint | None)
+T = TypeVar("T")
 
 
-@contextmanager
-def intact_checkpoint(
-    find: Callable[[Mapping[Path, str]], tuple[Source, Found]], config: CheckpointConfig
-) -> Iterator[tuple[Source, Found]]:
-    """Select a checkpoint whose files match the manifest, and hold a reader lock on it for the block.
+def load_intact(
+    find: Callable[[Mapping[Path, str]], tuple[Source, Found]],
+    config: CheckpointConfig,
+    load: Callable[[Source, Found, Manifest | None], T],
+    *,
+    while_reading: bool = False,
+) -> T:
+    """Select a checkpoint whose files match the manifest, and load it under a reader lock; return what `load` returns.
 
     Collective over all ranks, which share the reading. Damaged checkpoints are skipped in favour of older ones.
 
     Args:
         find: Returns the checkpoint to read, given the folders that are known to be damaged. Called on rank 0.
         config: `verify_integrity` selects whether contents are verified, or only sizes.
+        load: Called with the source, the checkpoint, and the manifest of files that `verified_reads` has to verify.
+        while_reading: `load` verifies the data files while it reads them, which saves a second reading. After a
+            DamagedWhileReadError it is called with an older checkpoint, which must replace all that it has changed.
 
     Raises:
         CheckpointNotFoundError, IncompleteCheckpointError: Raised by `find`.
@@ -45,33 +64,47 @@ def intact_checkpoint(
     while True:
         source, chosen = on_rank_zero(lambda: find(rejected))
         if chosen is None:
-            yield source, chosen
-            return
+            return load(source, chosen, None)
         with reader_lock(chosen.path):
-            damage = _damage(chosen.path, contents=config.verify_integrity)
+            manifest, damage = _verified(chosen.path, config, data_files=not while_reading)
             if damage is None:
-                yield source, chosen
-                return
+                try:
+                    return load(source, chosen, manifest if while_reading else None)
+                except DamagedWhileReadError as error:
+                    damage = error.problem
+                except CheckpointReadError:  # on all ranks
+                    damage = _verified(chosen.path, config, data_files=True)[1] if while_reading else None
+                    if damage is None:
+                        raise
         rejected[chosen.path] = damage
 
 
-def _damage(path: Path, *, contents: bool) -> str | None:
-    """Return the problems of a checkpoint, as found by all ranks together. Collective."""
+def _verified(
+    path: Path, config: CheckpointConfig, *, data_files: bool
+) -> tuple[Manifest | None, str | None]:
+    """Return the manifest, if contents are verified, and the problems that all ranks together find. Collective.
+
+    Args:
+        path: Folder of the checkpoint.
+        config: Its `verify_integrity` is used.
+        data_files: Verify the data files, too.
+    """
 
     def look() -> Manifest | str | None:
         if not path.is_dir():
             return "was deleted meanwhile"
         try:
-            return read_manifest(path) if contents else None
+            return read_manifest(path) if config.verify_integrity else None
         except (ManifestError, OSError) as error:
             return file_problem(error, MANIFEST)
 
     manifest = on_rank_zero(look)
     if manifest is None or isinstance(manifest, str):
-        return manifest
-    share = files_of_rank(manifest, rank=own_rank(), world_size=number_of_ranks())
+        return None, manifest
+    files = tuple(entry for entry in manifest.files if data_files or not is_data_file(entry.name))
+    share = files_of_rank(replace(manifest, files=files), rank=own_rank(), world_size=number_of_ranks())
     problems = gather(find_hash_mismatches(path, share))
-    return first_of([line for lines in problems for line in lines]) or None
+    return manifest, first_of([line for lines in problems for line in lines]) or None
 
 
 def find_checkpoint(

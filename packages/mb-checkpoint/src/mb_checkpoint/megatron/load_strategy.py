@@ -19,7 +19,27 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import validate_sharding_integrity
 
-from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero
+from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero, read_on_all_ranks
+from mb_checkpoint.formats.unpickling import weights_only
+
+
+class _ReadOnAllRanks(TorchDistLoadShardedStrategy):  # type: ignore[misc]  # Megatron has no types
+    """Megatron's reading, whose failure on one rank is raised on all: they would wait for its tensors."""
+
+    def load(
+        self, sharded_state_dict: Any, checkpoint_dir: Path, async_strategy: str = "mcore"
+    ) -> dict[Any, Any]:
+        """Read a sharded state dict. Collective over all ranks."""
+
+        def read() -> dict[Any, Any]:
+            with weights_only(Path(checkpoint_dir)):  # which turns the errors of torch into exceptions
+                own: dict[Any, Any] = super(_ReadOnAllRanks, self).load(
+                    sharded_state_dict, checkpoint_dir, async_strategy
+                )
+                return own
+
+        after = "some of it is in the model already"
+        return read_on_all_ranks(Path(checkpoint_dir), read, after=after)
 
 
 class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # Megatron has no types
@@ -35,7 +55,7 @@ class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # M
     def __init__(
         self, group: Any | None, *, exchange_algo: str, stream_ckpt_dequant: bool, validate: bool
     ) -> None:
-        base = TorchDistLoadShardedStrategy(stream_ckpt_dequant=stream_ckpt_dequant)
+        base = _ReadOnAllRanks(stream_ckpt_dequant=stream_ckpt_dequant)
         super().__init__(base, group, exchange_algo=exchange_algo)
         self._validate = validate
 

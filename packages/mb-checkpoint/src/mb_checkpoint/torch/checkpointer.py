@@ -32,7 +32,7 @@ from mb_checkpoint.inspect.best import metric_entry
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.index import index_of_all_ranks
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
-from mb_checkpoint.load.sources import Source, intact_checkpoint
+from mb_checkpoint.load.sources import Source, load_intact
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save.async_save import AsyncSave
 from mb_checkpoint.save.background_writer import new_writer
@@ -188,8 +188,12 @@ class TorchCheckpointer:
                 )
             return ("nothing" if chosen is None else "resumed"), chosen
 
-        with intact_checkpoint(find, config) as (_, chosen):
+        def load(
+            _: Source, chosen: SelectedCheckpoint | None, _manifest: Manifest | None
+        ) -> LoadedCheckpoint:
             return LoadedCheckpoint(source="nothing") if chosen is None else self._read(chosen, strict=strict)
+
+        return load_intact(find, config, load)
 
     def save(self, step: int, **counters: int | float | bool) -> SavedCheckpoint | ScheduledSave | FailedSave:
         """Save the state after a step, or start to save it in the background.

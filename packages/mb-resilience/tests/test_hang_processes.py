@@ -12,6 +12,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 from mb_resilience import FaultToleranceConfig, HangReporter, SimulatedFault, agree_on_fault  # noqa: E402
+from mb_resilience.hangs.reporter import stack_file_name  # noqa: E402
 
 FAULT = FaultToleranceConfig(simulated_fault_type="rank_hung", simulated_fault_rank=1)
 
@@ -52,4 +53,4 @@ def test_stopped_rank_is_reported(tmp_path):
             process.join()
     (waiting,) = [line for line in report.read_text().splitlines() if line.startswith("  rank 0: step")][-1:]
     assert "torch/distributed" in waiting
-    assert "all_reduce" in (tmp_path / "hang_stack_0.txt").read_text()
+    assert "all_reduce" in (tmp_path / stack_file_name()).read_text()

@@ -1,3 +1,4 @@
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ import pytest
 from mb_resilience import HangReporter
 from mb_resilience.hangs.rank_status_store import RankStatusStore, StatusRecord
 from mb_resilience.hangs.report import RankStatus
+from mb_resilience.hangs.reporter import stack_file_name
 
 
 class Shared:
@@ -70,7 +72,7 @@ def test_hanging_rank_is_reported_with_its_stack_and_when_it_resumes(tmp_path):
     assert stacks == f"  full stacks: {tmp_path}/hang_stack_*.txt"
     assert logged[1].startswith("rank 0 resumed after ")
     assert (tmp_path / "hang_report.txt").read_text().startswith(f"{logged[0]}\n{logged[1]}\n")
-    assert "in wait_until" in (tmp_path / "hang_stack_0.txt").read_text()
+    assert "in wait_until" in (tmp_path / stack_file_name()).read_text()
 
 
 def test_each_position_is_reported_once(tmp_path):
@@ -166,7 +168,9 @@ def test_one_of_several_ranks_reports_the_rank_that_is_behind(reporting_rank, tm
     assert [reporter._has_reported for reporter in ranks.reporters] == [
         rank == reporting_rank for rank in range(3)
     ]
-    assert len(list(tmp_path.glob("hang_stack_*.txt"))) == 3
+    (stacks,) = tmp_path.glob("hang_stack_*.txt")  # one file for all ranks of a machine
+    ranks_of_stacks = re.findall(r"^rank (\d), process \d+, ", stacks.read_text(), re.MULTILINE)
+    assert sorted(ranks_of_stacks) == ["0", "1", "2"]
 
 
 def test_each_hang_of_several_ranks_is_reported_and_its_end(tmp_path):
@@ -295,7 +299,7 @@ def test_unresponsive_store_is_reported_and_the_rank_reports_itself(tmp_path):
 
 def test_files_that_cannot_be_written_are_reported(tmp_path):
     logged = []
-    for name in ("hang_report.txt", "hang_stack_0.txt"):
+    for name in ("hang_report.txt", stack_file_name()):
         (tmp_path / name).mkdir()
     with HangReporter(seconds=0.2, folder=tmp_path, log=logged.append):
         wait_until(lambda: logged[2:])

@@ -9,7 +9,10 @@ and reports. The others wait for it, and one of them takes the claim over if tha
 
 import faulthandler
 import math
+import os
+import platform
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -49,6 +52,11 @@ def newest_report(folder: Path, *, since: float) -> str | None:
     return newest if newest.startswith(REPORT_HEAD) else None
 
 
+def stack_file_name() -> str:
+    """Return the name of the file with the stacks of all ranks of this machine."""
+    return f"hang_stack_{platform.node() or 'unnamed'}.txt"
+
+
 def print_to_stderr(text: str) -> None:
     """Print a text to stderr."""
     print(text, file=sys.stderr, flush=True)
@@ -59,8 +67,8 @@ class HangReporter:
 
     Every rank has one. No collective. A loop without events calls `note` or `section`. A report does not end the run.
     It is made once per position at which a rank hangs, and a second message follows if the rank resumes. The report
-    goes to `log` and to hang_report.txt in the folder, the stacks of all threads of each rank to hang_stack_RANK.txt
-    there, or to stderr while the folder does not exist.
+    goes to `log` and to hang_report.txt in the folder, the stacks of all threads of each rank to one file of
+    its machine there, hang_stack_HOST.txt, or to stderr while the folder does not exist.
 
     Args:
         seconds: time without progress after which a report is due; may be changed at any time, see the property.
@@ -373,8 +381,15 @@ class HangReporter:
             if folder is None:
                 faulthandler.dump_traceback(sys.stderr)
             else:
-                with (folder / f"hang_stack_{self._rank}.txt").open("w") as file:
-                    faulthandler.dump_traceback(file)
+                with (
+                    tempfile.TemporaryFile() as own
+                ):  # it is written line by line, between those of other ranks
+                    faulthandler.dump_traceback(own)
+                    own.seek(0)
+                    stacks = own.read()
+                head = f"rank {self._rank}, process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+                with (folder / stack_file_name()).open("ab", buffering=0) as file:
+                    file.write(head.encode() + stacks + b"\n")
         except (
             OSError,
             AttributeError,

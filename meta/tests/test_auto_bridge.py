@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from mb_models import trainer_api
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
 from mb_trainer.bridge import AutoBridge
 from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider
@@ -75,15 +74,9 @@ def test_weights_are_those_that_a_run_starts_from(folder):
     assert weights_of_model(config) == []
 
 
-def test_weights_are_loaded_into_the_chunks_of_a_rank(folder, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(trainer_api, "load_hf_weights", lambda *arguments: loaded.append(arguments))
-    bridge = AutoBridge.from_hf_pretrained(folder)
+def test_a_folder_without_weights_is_an_error(folder):
     with pytest.raises(HuggingFaceFolderError, match=r"has no \*.safetensors"):
-        bridge.load_hf_weights(["chunk"])
-    (folder / "model.safetensors").touch()
-    bridge.load_hf_weights(["chunk"])
-    assert loaded == [(["chunk"], folder)]
+        AutoBridge.from_hf_pretrained(folder).load_hf_weights(["chunk"])
 
 
 def test_options_of_from_hf_pretrained_have_an_effect_or_are_an_error(folder):

@@ -249,7 +249,7 @@ def test_a_precision_that_a_module_registers_is_named_in_a_file(tmp_path, monkey
         ("from mb_trainer.bridge.models import LlamaBridge", "AutoBridge converts weights"),
         ("from mb_trainer.bridge.training.utils.omegaconf_utils import x", "mb_config.apply_overrides"),
         ("import mb_trainer.bridge.perf_recipes.llama", "`perf: h100`"),
-        ("import mb_trainer.bridge.utils.common_utils", "mb_launch.read_world"),
+        ("from mb_trainer.bridge.utils.common_utils import warn_rank_0", "mb_launch.read_world"),
     ],
 )
 def test_a_name_that_is_missing_here_names_its_replacement(statement, advice):

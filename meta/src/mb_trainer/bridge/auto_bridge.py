@@ -2,14 +2,15 @@
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from mb_models import MambaModelConfig, trainer_api
+from mb_checkpoint.trainer_api import environment_of_child
+from mb_models import MambaModelConfig
 from mb_models.trainer_api import (
     ARCHITECTURES,
     HuggingFaceError,
@@ -87,6 +88,11 @@ class AutoBridge:
         self, config: Mapping[str, Any], *, hf_model_id: str = "", folder: Path | None = None
     ) -> None:
         self.config, self.hf_model_id, self.folder = dict(config), hf_model_id, folder
+
+    @property
+    def hf_pretrained(self) -> Any:
+        """Return the model of Hugging Face: `config` of transformers, and `state`, tensors by name."""
+        return _models().StoredModel(folder=self._weights())
 
     @classmethod
     def from_hf_pretrained(
@@ -186,17 +192,148 @@ class AutoBridge:
             provider.hf_weights = str(self._weights(hf_path))
         return provider
 
-    def load_hf_weights(self, model: Sequence[Any], hf_path: str | Path | None = None) -> None:
+    def to_megatron_model(
+        self, load_weights: bool = True, hf_path: str | Path | None = None, **options: Any
+    ) -> list[Any]:
+        """Return this rank's chunks of the model. Collective.
+
+        Args:
+            load_weights: With the weights of the model; False: random ones.
+            hf_path: Folder of the weights; None: that of the model.
+            options: Arguments of `provide_distributed_model`, such as `ddp_config` and `wrap_with_ddp`.
+        """
+        return self.to_megatron_provider(load_weights, hf_path).provide_distributed_model(**options)
+
+    def load_hf_weights(
+        self,
+        model: Sequence[Any],
+        hf_path: str | Path | None = None,
+        allowed_mismatched_params: Sequence[str] | None = None,
+    ) -> None:
         """Copy the weights into this rank's chunks, under any layout. Not collective.
 
         Args:
-            model: Chunks that were built from the section.
+            model: Chunks that were built from the section, wrapped or not.
             hf_path: Folder of the weights; None: that of the model.
+            allowed_mismatched_params: Not supported.
 
         Raises:
+            ValueError: Weights of other shapes are allowed.
             HuggingFaceError: There are no weights, or the model expects others.
         """
-        trainer_api.load_hf_weights(model, self._weights(hf_path))  # imports torch, as late as this
+        if allowed_mismatched_params:
+            raise ValueError(
+                f"allowed_mismatched_params: {allowed_mismatched_params} is not supported, because a weight of another "
+                "shape would stay random. Build the model with the sizes of config.json."
+            )
+        _models().load_weights(model, self._weights(hf_path))
+
+    def export_hf_weights(
+        self, model: Sequence[Any], cpu: bool = False, show_progress: bool = True
+    ) -> Iterator[Any]:
+        """Yield name and value of each tensor of the Hugging Face model. Not collective.
+
+        Args:
+            model: Chunks of a complete model, wrapped or not.
+            cpu: Move the tensors to the host.
+            show_progress: Without effect: nothing is printed.
+
+        Raises:
+            ValueError: The model is distributed over ranks, and `save_hf_pretrained` merges them.
+        """
+        del show_progress
+        for name, weight in _models().exported(model, section=self._section(model), content=self.config):
+            yield _models().HFWeightTuple(name, weight.cpu() if cpu else weight)
+
+    def save_hf_pretrained(  # noqa: PLR0913 - the parameters of Megatron-Bridge
+        self,
+        model: Sequence[Any],
+        path: str | Path,
+        show_progress: bool = True,
+        source_path: str | Path | None = None,
+        strict: bool = True,
+        merge_adapter_weights: bool = True,
+        distributed_save: bool = False,
+        save_every_n_ranks: int = 1,
+        weight_dtype: Any = None,
+    ) -> None:
+        """Write weights, config.json and tokenizer as a folder of transformers. Collective.
+
+        Rank 0 writes, whatever the layout; all ranks return when the folder is complete.
+
+        Args:
+            model: Chunks of this rank, wrapped or not.
+            path: New folder, which the ranks share.
+            show_progress: Without effect: nothing is printed.
+            source_path: Folder with the tokenizer; None: that of the model.
+            strict: Without effect: a tensor that cannot be written is always an error.
+            merge_adapter_weights: Adapters cannot be kept apart.
+            distributed_save: Without effect: rank 0 alone writes.
+            save_every_n_ranks: 1, as rank 0 alone writes.
+            weight_dtype: The floating-point type of the weights.
+
+        Raises:
+            ValueError: An option has another value than those that are supported.
+            HuggingFaceError: No model of transformers computes the same.
+        """
+        del show_progress, strict, distributed_save
+        if not merge_adapter_weights:
+            raise ValueError(
+                "merge_adapter_weights: False is not supported, because a folder of transformers has no place for "
+                "adapters. Save a checkpoint, and write them with `mb export-hf RUN --adapters`."
+            )
+        if save_every_n_ranks != 1:
+            raise ValueError(
+                f"save_every_n_ranks: {save_every_n_ranks} is not supported, because rank 0 writes. Leave it at 1."
+            )
+        trained = next(model[0].parameters()).dtype
+        if weight_dtype not in (None, trained):
+            raise ValueError(
+                f"weight_dtype: {weight_dtype} is not supported, because weights are written as they are ({trained}). "
+                f"Pass torch_dtype={weight_dtype} to from_hf_pretrained, or convert them with transformers."
+            )
+        _models().export(
+            model,
+            Path(path),
+            section=self._section(model),
+            content=self.config,
+            assets=self.folder if source_path is None else Path(source_path),
+            convert=self._export,
+        )
+
+    def save_megatron_model(
+        self, model: Sequence[Any], path: str | Path, hf_tokenizer_path: str | Path | None = None
+    ) -> None:
+        """Write a checkpoint that a run starts from, in the layout-independent format. Collective.
+
+        Args:
+            model: Chunks of this rank, wrapped or not.
+            path: Folder of the checkpoint, for `checkpoint.pretrained_checkpoint`.
+            hf_tokenizer_path: Folder with the tokenizer; None: that of the model.
+        """
+        assets = self.folder if hf_tokenizer_path is None else Path(hf_tokenizer_path)
+        _models().save_checkpoint_weights(model, Path(path), section=self._section(model), assets=assets)
+
+    def load_megatron_model(
+        self, path: str | Path, *, mp_overrides: Mapping[str, Any] | None = None, **options: Any
+    ) -> list[Any]:
+        """Return this rank's chunks with the weights of a checkpoint. Collective.
+
+        Args:
+            path: A checkpoint, or a folder of which the newest is read.
+            mp_overrides: Fields of the section, such as `tensor_model_parallel_size`.
+            options: Arguments of `provide_distributed_model`.
+        """
+        provider = self.to_megatron_provider(load_weights=False)
+        for name, value in (mp_overrides or {}).items():
+            setattr(provider, name, value)
+        model = provider.provide_distributed_model(**options)
+        _models().load_checkpoint_weights(model, Path(path))
+        return model
+
+    def _section(self, model: Sequence[Any]) -> Any:
+        built = _models().section_of_chunks(model)
+        return self.to_megatron_provider(load_weights=False) if built is None else built
 
     @classmethod
     def import_ckpt(
@@ -227,18 +364,28 @@ class AutoBridge:
             raise HuggingFaceFolderError(
                 f"{folder}: has no *.safetensors. Pass the folder of the downloaded model."
             )
+        _require_one_process(megatron_path)
         _convert([*IMPORT, str(folder), "--out", str(megatron_path)])
 
-    def export_ckpt(self, megatron_path: str | Path, hf_path: str | Path) -> None:
+    def export_ckpt(
+        self, megatron_path: str | Path, hf_path: str | Path, show_progress: bool = True, strict: bool = True
+    ) -> None:
         """Write the newest checkpoint of a run as a folder of transformers, on the CPU, as `mb export-hf`.
 
         Args:
             megatron_path: Run folder, or its checkpoints.
             hf_path: New folder.
+            show_progress: Without effect: nothing is printed.
+            strict: Without effect: a tensor that cannot be written is always an error.
 
         Raises:
             HuggingFaceError: The model cannot be converted, or several processes call this.
         """
+        del show_progress, strict
+        _require_one_process(hf_path)
+        self._export(Path(megatron_path), Path(hf_path))
+
+    def _export(self, megatron_path: Path, hf_path: Path) -> None:
         _convert(
             [*EXPORT, str(megatron_path), "--out", str(hf_path), "--model-type", self.config["model_type"]]
         )
@@ -253,14 +400,22 @@ class AutoBridge:
         return folder
 
 
-def _convert(command: Sequence[str]) -> None:
-    """Run a command that converts weights: it would make this process one without a GPU."""
+def _models() -> Any:
+    return import_module("mb_trainer.bridge.distributed_model")  # imports torch, as late as this
+
+
+def _require_one_process(written: str | Path) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise HuggingFaceError(
-            f"AutoBridge: {command[-1]} is written by one process (WORLD_SIZE={os.environ['WORLD_SIZE']}), because the "
+            f"AutoBridge: {written} is written by one process (WORLD_SIZE={os.environ['WORLD_SIZE']}), because the "
             "others would write the same files. Convert in a script of its own, before the run."
         )
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+
+
+def _convert(command: Sequence[str]) -> None:
+    """Run a command that converts weights: it would make this process one without a GPU."""
+    environment = environment_of_child(os.environ)
+    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
     if ended.returncode:
         raise HuggingFaceError(
             (ended.stderr.strip() or f"exit code {ended.returncode}").removeprefix("error: ")

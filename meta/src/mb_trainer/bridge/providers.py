@@ -6,6 +6,7 @@ on where these providers have them on.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
@@ -63,8 +64,51 @@ class ProviderDefaults:
                 delattr(cls, name)
 
 
+class BuiltProvider:
+    """Section of which a script builds a model itself."""
+
+    def finalize(self) -> None:
+        """Return: a section is checked when a model is built from it."""
+
+    def initialize_model_parallel(self, seed: int | None = None, **options: Any) -> None:
+        """Open the process groups of the layout. Arguments as `distributed_model.initialize_model_parallel`."""
+        _models().initialize_model_parallel(self, seed, **options)
+
+    def provide_distributed_model(self, ddp_config: Any = None, **options: Any) -> list[Any]:
+        """Return this rank's chunks. Arguments and errors as `distributed_model.provide_distributed_model`."""
+        chunks: list[Any] = _models().provide_distributed_model(self, ddp_config, **options)
+        return chunks
+
+    def register_pre_wrap_hook(self, hook: Any, prepend: bool = False) -> None:
+        """Reject a hook.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise _reject_hook("pre_wrap_hook", "pre_wrap_hooks")
+
+    def register_post_wrap_hook(self, hook: Any, prepend: bool = False) -> None:
+        """Reject a hook.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise _reject_hook("post_wrap_hook", "post_wrap_hooks")
+
+
+def _models() -> Any:
+    return import_module("mb_trainer.bridge.distributed_model")  # imports torch, as late as this
+
+
+def _reject_hook(name: str, field: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"register_{name}: is not supported, because a section is data, and a saved one would lose the hook. Pass "
+        f"provide_distributed_model({name}=hook), or pretrain(code=mb_trainer.UserCode({field}=[hook]))."
+    )
+
+
 @dataclass(kw_only=True)
-class GPTModelProvider(ProviderDefaults, HuggingFaceSource, GPTModelConfig):
+class GPTModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, GPTModelConfig):
     """Section of a GPT."""
 
     fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = BUILT_BY_MEGATRON
@@ -123,7 +167,7 @@ class OlMoEModelProvider(GPTModelProvider):
 
 
 @dataclass(kw_only=True)
-class HybridModelProvider(ProviderDefaults, HuggingFaceSource, MambaModelConfig):
+class HybridModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, MambaModelConfig):
     """Section of a hybrid."""
 
     fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = {

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.cli.app import Trust as Trust
     from mb_checkpoint.collectives import on_rank_zero as on_rank_zero
     from mb_checkpoint.formats.converted_weights import convert_once as convert_once
+    from mb_checkpoint.formats.converted_weights import environment_of_child as environment_of_child
     from mb_checkpoint.formats.foreign import is_same_folder as is_same_folder
     from mb_checkpoint.formats.layout import RUN_CHECKPOINTS as RUN_CHECKPOINTS
     from mb_checkpoint.formats.layout import RUN_CONFIG as RUN_CONFIG

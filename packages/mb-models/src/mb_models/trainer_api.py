@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mb_models.hf.adoption import AdoptedArchitecture as AdoptedArchitecture
     from mb_models.hf.adoption import adopt_architecture as adopt_architecture
     from mb_models.hf.adoption import is_model_folder as is_model_folder
+    from mb_models.hf.carried import GENERATION as GENERATION
     from mb_models.hf.carried import carry_files as carry_files
     from mb_models.hf.config_json import ARCHITECTURES as ARCHITECTURES
     from mb_models.hf.config_json import architecture_of as architecture_of
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from mb_models.hf.export_part import WHOLE as WHOLE
     from mb_models.hf.export_part import ExportPart as ExportPart
     from mb_models.hf.load import load_hf_weights as load_hf_weights
+    from mb_models.hf.safetensors_files import TensorFolder as TensorFolder
+    from mb_models.hf.save import hf_weights as hf_weights
+    from mb_models.hf.save import save_hf_model as save_hf_model
     from mb_models.hybrid.config import main_layers as main_layers
     from mb_models.megatron_fields import megatron_fields as megatron_fields
     from mb_models.mimo.config import has_module_layouts as has_module_layouts
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from mb_models.rules.kernel_modules import kernel_facts as kernel_facts
     from mb_models.rules.kernels import FALLBACKS as FALLBACKS
     from mb_models.training.setup import data_groups as data_groups
+    from mb_models.training.setup import wrap_data_parallel as wrap_data_parallel
     from mb_models.training.stored_architecture import adopt_stored_architecture as adopt_stored_architecture
     from mb_models.training.unsharded import unshard as unshard
     from mb_models.training.vocab import VocabularyError as VocabularyError

@@ -8,7 +8,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,21 @@ def save_hf_model(
     )
     open_folder(Path(folder), plan)
     write_part(chunk, Path(folder), plan, config=config, groups=groups)
+
+
+def hf_weights(
+    chunk: Any, *, config: Section, model_type: str, vocab_size: int | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of each tensor that `save_hf_model` writes, with its arguments. Not collective.
+
+    Raises:
+        HuggingFaceError: the model is distributed over several ranks.
+    """
+    groups = groups_of_chunks([chunk])
+    require_one_rank(groups)
+    weights = parameter_origins([chunk], groups, FAMILIES[model_type])
+    rows = chunk.embedding.word_embeddings.weight.shape[0]
+    yield from exported_tensors(weights, config=config, tokens=rows if vocab_size is None else vocab_size)
 
 
 def require_one_rank(groups: ProcessGroupCollection) -> None:

@@ -1,0 +1,110 @@
+"""Small functions that scripts for Megatron-Bridge import, under its names. No torch at import."""
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from mb_launch import read_world
+
+
+def is_safe_repo(hf_path: str, trust_remote_code: bool | None) -> bool:
+    """Return `trust_remote_code`; None: False, because no code of a model is run."""
+    del hf_path
+    return bool(trust_remote_code)
+
+
+def get_rank_safe() -> int:
+    """Return the rank of this process, before a process group is open, too."""
+    return read_world(os.environ).rank
+
+
+def get_world_size_safe() -> int:
+    """Return the number of processes, before a process group is open, too."""
+    return read_world(os.environ).world_size
+
+
+def get_local_rank_preinit() -> int:
+    """Return the rank of this process on its machine."""
+    return read_world(os.environ).local_rank
+
+
+def get_last_rank() -> int:
+    """Return the rank of the last process."""
+    return get_world_size_safe() - 1
+
+
+def print_rank_0(message: str) -> None:
+    """Print on rank 0."""
+    if get_rank_safe() == 0:
+        print(message, flush=True)
+
+
+def print_rank_last(message: str) -> None:
+    """Print on the last rank."""
+    if get_rank_safe() == get_last_rank():
+        print(message, flush=True)
+
+
+def resolve_path(path: str | Path) -> Path:
+    """Return an absolute path without links and ~."""
+    return Path(path).expanduser().resolve()
+
+
+def resolve_slurm_master_addr() -> str | None:
+    """Return the address of the first task of a job step of Slurm; None outside of one."""
+    address = _slurm_address()
+    return None if address is None else address.rpartition(":")[0]
+
+
+def resolve_slurm_master_port() -> int | None:
+    """Return the port at which the tasks of a job step of Slurm meet; None outside of one."""
+    address = _slurm_address()
+    return None if address is None else int(address.rpartition(":")[2])
+
+
+def _slurm_address() -> str | None:
+    return read_world(os.environ).address
+
+
+def disable_mtp_for_inference(model: Any) -> None:
+    """Compute only the next token's logits in a chunk, wrapped or not, with layers that predict further ones."""
+    unwrap_model = import_module("megatron.core.utils").unwrap_model  # imports torch
+    chunk = unwrap_model(model)
+    chunk.config.mtp_num_layers, chunk.mtp_process = None, False
+
+
+def torchrun_main(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Report an exception of a script's main function to torchrun, and close the process group at its end."""
+    record = import_module("torch.distributed.elastic.multiprocessing.errors").record
+    distributed = import_module("torch.distributed")
+
+    @wraps(function)
+    def main(*arguments: Any, **options: Any) -> Any:
+        result = record(function)(*arguments, **options)
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        return result
+
+    return main
+
+
+def weights_verification_table(bridge: Any, megatron_model: Any) -> Table:
+    """Return a table of the tensors of a complete model, and whether they are those of the Hugging Face model."""
+    table = Table(
+        "Weight Name",
+        "Shape",
+        "DType",
+        "Device",
+        "Matches Original",
+        title="Hugging Face Weights Verification",
+    )
+    for name, weight in bridge.export_hf_weights(megatron_model):
+        original = bridge.hf_pretrained.state[name].to(weight)
+        matches = "yes" if weight.shape == original.shape and bool((weight == original).all()) else "no"
+        table.add_row(name, str(tuple(weight.shape)), str(weight.dtype), str(weight.device), matches)
+    return table

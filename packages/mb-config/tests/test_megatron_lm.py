@@ -201,6 +201,10 @@ def test_flags_without_a_counterpart_have_a_reason():
             "--pipeline-model-parallel-size 3 --num-layers-per-virtual-pipeline-stage 2",
             "do not divide --num-layers 8",
         ),
+        (
+            "--activations-checkpoint-method uniform",
+            r"is --recompute-method in Megatron-LM today\. Rename it",
+        ),
         ("--hiden-size 3", r"--hiden-size: unknown flag of Megatron-LM\. Did you mean --hidden-size"),
         ("--qqqqqqq", "--custom-flag=--qqqqqqq leaves it out"),
         ("--lr abc", "argument --lr: invalid float value: 'abc'"),

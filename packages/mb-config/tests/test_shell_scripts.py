@@ -65,6 +65,22 @@ SCRIPTS = {
     "group": "{ X=1; ( Y=2; torchrun p.py $X $Y ); }",
     "paths": 'S=$(dirname "/a/b/c.sh"); T=`basename /a/b/c.sh`; torchrun p.py $S $T ${S}/$(basename $T)',
     "hash": 'X=a#b; torchrun p.py $X "#c" # d',
+    "list in a text": 'A=(--lr 1); B=(--x "a b"); C="torchrun p.py ${A[@]} \\\n ${B[@]} --end"; $C',
+    "output of a function": "f() { local n=$1\ncat <<EOF\n --experts ${n}\n --top 2\nEOF\n}\n"
+    'g() { echo oops >&2; if [ "$1" = a ]; then echo -n "--a 1"; else printf "%s-%d " x 1 y 2; fi; }\n'
+    "torchrun p.py $(f 8) $(g a) $(g b) `# nothing` $(x=5; echo $x)${x-6}",
+    "output of a list": 'j() { local IFS=,; echo "$*"; }\nA=(1 2 3); torchrun p.py $(j "${A[@]}") "$(j x y)"',
+    "output of commands": "torchrun p.py $(basename /a/b.sh .sh) $(expr 3 \\* 4 + 1) $(seq 2 4) $(seq 5 -2 1) "
+    "$(echo -e 'a\\tb') $(cd /usr/bin && cd ../lib >/dev/null 2>&1 && pwd) $(printf '%s%%\\n' 5) "
+    "$(true && echo y || echo n)",
+    "keys of a list": 'A=(x y); for i in "${!A[@]}"; do R+="$i=${A[$i]} "; done; declare -A M=([k]=v)\n'
+    'torchrun p.py $R ${!M[@]} "${M[@]}" ${#M[@]} ${#NOT_SET} ${#A[@]} ${#A} ${A[-1]}',
+    "braces": 'for i in {0..2}; do D+=" 1 /d/s_${i}"; done\n'
+    "torchrun p.py $D a{x,y}z {3..1} '{0..2}' \"{a,b}\" $'a\\'b'",
+    "let": "N=3; let M=N*2; (( K = M + 1 )); ((K += 2)); ((N++)); let 'K = K * 2'; torchrun p.py $M $K $N $((N++)) $N",
+    "remote": 'A="--lr 1"; ssh() { shift; bash -c "$*"; }\n'
+    'ssh host1 "cd / && torchrun p.py $A --rank \\$((1+1))"',
+    "nothing": 'A=(); torchrun p.py "${A[@]}" "" "$@" x"$@"y',
     "declare": "declare -a A=(1 2); export B=3 C; readonly D=4; torchrun p.py ${A[*]} $B $D",
 }
 
@@ -95,10 +111,12 @@ def test_a_value_that_is_not_set_is_named_where_it_is_needed():
         read = read_words(script, **given)
         assert read.words == ("--data-path", "/d", "--wandb-exp-name", "r")
         assert read.notes == ("EXTRA is not set and taken as empty",)
-    with pytest.raises(
-        MegatronFlagError, match=r"Write the values of \$\(nproc\) into the script: nothing is run"
-    ):
-        read_words("torchrun pretrain_gpt.py --num-workers $(nproc)")
+    for flags in ("--num-workers $(nproc)", "$(nproc)", "$(cat flags.txt)"):
+        with pytest.raises(
+            MegatronFlagError,
+            match=r"Write the values of \$\((nproc|cat flags.txt)\) into the script: nothing is run",
+        ):
+            read_words(f"torchrun pretrain_gpt.py {flags} --lr 1")
 
 
 def test_flags_after_a_script_take_precedence():
@@ -185,6 +203,46 @@ def test_a_file_of_flags_alone():
     )
     assert read.words == ("--num-layers", "2", "--swiglu", "--mock-data")
     assert read.notes == ("the script starts no program: the flags of MODEL_ARGS are read",)
+
+
+def test_a_variable_with_a_command_line_is_read_without_those_that_it_contains():
+    script = 'FLAGS="--lr 1 --bf16"\nLINE="torchrun --nnodes 2 pretrain_gpt.py $FLAGS"'
+    assert read_words(script).words == ("--lr", "1", "--bf16")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'ssh -p 22 host "cd /x && torchrun pretrain_gpt.py --lr 1"',
+        'sbatch -N 2 --wrap="srun torchrun pretrain_gpt.py --lr 1"',
+        "pdsh -w hosts \"docker run image bash -c 'torchrun pretrain_gpt.py --lr 1'\"",
+    ],
+)
+def test_command_lines_in_quotations(line):
+    assert read_words(f"echo x\n{line}").words == ("--lr", "1")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "date",
+        "echo x | tr x y",
+        "[ -f x ] && echo y",
+        "if [ -f x ]; then echo y; fi",
+        "cat file",
+        "< file",
+        "printf %03d 5",
+        "nproc; echo 1",
+        "basename a b c",
+        "expr a",
+        "seq 1 0.1 2",
+        "printf -v X %s 1",
+        "echo 'a",
+    ],
+)
+def test_an_output_that_is_not_known(command):
+    with pytest.raises(MegatronFlagError, match=r"variables without a value: |is not closed"):
+        read_words(f"torchrun pretrain_gpt.py --lr $({command})")
 
 
 def test_of_several_programs_the_one_with_the_flags_of_training():

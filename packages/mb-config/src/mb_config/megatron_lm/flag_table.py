@@ -155,7 +155,17 @@ class _Parser(argparse.ArgumentParser):
         raise MegatronFlagError(message)
 
 
+_FORMER = {
+    "--activations-checkpoint-method": "--recompute-method",
+    "--activations-checkpoint-num-layers": "--recompute-num-layers",
+    "--distribute-checkpointed-activations": "--distribute-saved-activations",
+}
+"""Flag of earlier releases -> its present name."""
+
+
 def _unknown_flag(name: str) -> str:
+    if name in _FORMER:
+        return f"{name}: is {_FORMER[name]} in Megatron-LM today. Rename it, or leave it out with --custom-flag={name}."
     near = difflib.get_close_matches(name, [*flags_by_option()], n=2, cutoff=0.8)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"{name}: unknown flag of Megatron-LM.{hint} --custom-flag={name} leaves it out."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mb_config.megatron_lm.flag_table import MegatronFlagError, flags_by_option
 from mb_config.megatron_lm.programs import reject_nemo, reject_program
-from mb_config.megatron_lm.shell.expansion import MARK, Expander, marked_names
+from mb_config.megatron_lm.shell.expansion import Expander, is_empty, marked_names
 from mb_config.megatron_lm.shell.interpreter import (
     Interpretation,
     StartedCommand,
@@ -191,7 +191,10 @@ def _chosen_command(found: Interpretation) -> tuple[StartedCommand, list[str]]:
 
 
 def _flag_variables(found: Interpretation) -> list[str]:
-    return [name for name, value in found.variables.items() if holds_flags(value)]
+    """Return the variables with flags; if one of them is a command line with a program, the last of these alone."""
+    names = [name for name, value in found.variables.items() if holds_flags(value)]
+    lines = [name for name in names if _split(_variable_words(found.variables[name]))[0]]
+    return lines[-1:] or names
 
 
 def _variable_words(value: "str | list[str]") -> list[str]:
@@ -239,7 +242,7 @@ def _known_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         names = marked_names(word)
         if not names:
             kept.append(word)
-        elif not MARK.sub("", word) and not _needs_value(kept):
+        elif is_empty(word) and not _needs_value(kept):
             empty |= dict.fromkeys(names)
         else:
             missing |= dict.fromkeys(names)

@@ -1,4 +1,4 @@
-"""Expansion of the words of a shell script: quotations, variables, lists, arithmetic, and a few substitutions.
+"""Expansion of the words of a shell script: quotations, braces, variables, lists, arithmetic.
 
 A variable that is not set, and a substitution `$(command)` that is not evaluated, become marks in the text, so that
 the reader of a command knows which of its words depend on them.
@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import translate
+from itertools import count
 from pathlib import PurePosixPath
 
 from mb_config.megatron_lm.shell.syntax import skip_quotation
@@ -19,6 +20,12 @@ MARK = re.compile("\ue000([^\ue001]*)\ue001")
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
 _OPERATION = re.compile(r":?[-=+?]|##?|%%?|//?|\^\^?|,,?|:")
 
+
+_LIST = re.compile(r"\$(@|\{@|\{\w+\[@\])")
+_ASSIGNS = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:([-+*/%]?)=(?!=)(.+)|(\+\+|--))\s*", re.DOTALL)
+"""An assignment in arithmetic, such as `N += 2` and `N++`."""
+MAX_ITEMS = 1000
+"""Maximum number of items of a loop or of a range that are followed."""
 
 _OF_THE_SHELL = ("0", "BASH_SOURCE", "?", "$", "!", "-")
 """Parameters that bash sets: the script, and numbers of processes and states, which are 0 here."""
@@ -83,12 +90,14 @@ class Expander:
         self.folder = str(PurePosixPath(script).parent)
         self.uses_arguments = False
         self.assign: Callable[[str, str], None] = lambda _name, _value: None
+        self.output: Callable[[str], str | None] = lambda _command: None
 
     def words(self, raw: str) -> list[str]:
         """Return the words that a word of the script becomes: none, one, or several."""
         words = Words()
-        self._scan(raw, words)
-        words.close()
+        for each in _braces(raw):
+            self._scan(each, words)
+            words.close()
         return words.finished
 
     def text(self, raw: str) -> str:
@@ -100,54 +109,42 @@ class Expander:
     def document(self, body: str) -> str:
         """Return the lines of a here-document."""
         words = Words()
-        self._scan_quoted(body, words)
+        self._scan(body, words, quoted=True, split=False)
         return words.current or ""
 
-    def _scan(self, raw: str, words: Words, *, split: bool = True) -> None:
-        position = 0
-        while position < len(raw):
-            character = raw[position]
-            if character in "'\"`\\" or raw[position : position + 2] in ("$(", "${", "$'", '$"'):
-                shift = raw[position : position + 2] in ("$'", '$"')
-                end = skip_quotation(raw, position + shift)
-                self._piece(raw[position + shift : end], words, split=split)
-                position = end
-            elif character == "$" and (name := _NAME.match(raw, position + 1)):
-                self._parameter(name[0], words, quoted=False, split=split)
-                position = name.end()
-            else:
-                words.add(character)
-                position += 1
-
-    def _piece(self, piece: str, words: Words, *, split: bool) -> None:
-        if piece[0] == "'":
-            words.add(piece[1:-1])
-        elif piece[0] == "\\":
-            words.add("" if piece == "\\\n" else piece[1:])
-        elif piece[0] == '"':
-            if '"${' not in piece or "[@]" not in piece:
-                words.add("")
-            self._scan_quoted(piece[1:-1], words)
-        else:
-            self._substitution(piece, words, quoted=False, split=split)
-
-    def _scan_quoted(self, text: str, words: Words) -> None:
+    def _scan(self, text: str, words: Words, *, quoted: bool = False, split: bool = True) -> None:
         position = 0
         while position < len(text):
-            character = text[position]
-            if character == "\\" and text[position + 1 : position + 2] in ("$", "`", '"', "\\", "\n"):
-                words.add("" if text[position + 1] == "\n" else text[position + 1])
-                position += 2
-            elif character == "`" or text[position : position + 2] in ("$(", "${"):
-                end = skip_quotation(text, position)
-                self._substitution(text[position:end], words, quoted=True, split=True)
-                position = end
-            elif character == "$" and (name := _NAME.match(text, position + 1)):
-                self._parameter(name[0], words, quoted=True, split=True)
+            start, pair = position, text[position : position + 2]
+            if quoted and pair[0] == "\\":
+                escapes = pair[1:] in ("$", "`", '"', "\\", "\n")
+                words.add(_unescaped(pair) if escapes else "\\")
+                position += 2 if escapes else 1
+            elif pair[0] == "`" or pair in ("$(", "${"):
+                position = skip_quotation(text, position)
+                self._substitution(text[start:position], words, quoted=quoted, split=split)
+            elif pair[0] == "$" and (name := _NAME.match(text, position + 1)):
+                self._parameter(name[0], words, quoted=quoted, split=split)
                 position = name.end()
+            elif not quoted and (pair[0] in "'\"\\" or pair in ("$'", '$"')):
+                position = skip_quotation(text, position)
+                self._quotation(text[start:position], words, split=split)
             else:
-                words.add(character)
+                words.add(pair[0])
                 position += 1
+
+    def _quotation(self, piece: str, words: Words, *, split: bool) -> None:
+        if piece[0] == "\\":
+            words.add(_unescaped(piece))
+        elif piece[0] == "'":
+            words.add(piece[1:-1])
+        elif piece.startswith("$'"):
+            words.add(with_escapes(piece[2:-1]))
+        else:
+            content = piece.removeprefix("$")[1:-1]
+            if not _LIST.match(content):  # of an empty list, not even an empty word remains
+                words.add("")
+            self._scan(content, words, quoted=True, split=split)
 
     def _substitution(self, piece: str, words: Words, *, quoted: bool, split: bool) -> None:
         if piece.startswith("${"):
@@ -156,18 +153,18 @@ class Expander:
         if piece.startswith("$(("):
             value = self.arithmetic(piece[3:-2])
         else:
-            value = self._command(piece[1:-1] if piece[0] == "`" else piece[2:-1])
+            command = piece[1:-1] if piece[0] == "`" else piece[2:-1]
+            printed = self.output(command)
+            value = mark(f"$({command.strip()})") if printed is None else printed
         (words.add if quoted or not split else words.split)(value)
 
     def _parameter(self, body: str, words: Words, *, quoted: bool, split: bool) -> None:
         values, separate = self._values(body)
-        if not split:
-            words.add(" ".join(values))
-        elif quoted:
-            if separate:
-                words.items(values)
-            else:
-                words.add(" ".join(values))
+        if quoted and separate and split:
+            words.items(values)
+        elif quoted or not split:
+            separator = " " if separate else str(self.variables.get("IFS", " "))[:1]
+            words.add(separator.join(values))
         else:
             for index, value in enumerate(values):
                 if index:
@@ -177,10 +174,9 @@ class Expander:
     def _values(self, body: str) -> tuple[list[str], bool]:
         """Return the values of `${body}`, and whether each is a word inside of quotations as well."""
         if body.startswith("#") and len(body) > 1:
-            values, _ = self._values(body[1:])
-            return [
-                str(len(values) if re.search(r"\[[@*]\]$|^#[@*]$", body) else len("".join(values)))
-            ], False
+            return [self._length(body[1:])], False
+        if keys := re.fullmatch(r"!(\w+)\[[@*]\]", body):
+            return [*self._entries(keys[1])], True
         if body.startswith("!"):
             pointed = "".join(self._values(body[1:])[0])
             return self._values(pointed) if re.fullmatch(r"\w+", pointed) else ([mark(body)], False)
@@ -198,6 +194,14 @@ class Expander:
             return self._sublist(items, rest[1:]), separate
         return self._operate(name[0], found, rest), separate
 
+    def _length(self, body: str) -> str:
+        """Return the value of `${#body}`: the number of characters, or of the items of a list."""
+        name, _, index = body.removesuffix("]").partition("[")
+        values = self._lookup(name, index or None) or []
+        if any(unknown.startswith("$") for value in values for unknown in marked_names(value)):
+            return mark(f"${{#{body}}}")
+        return str(len(values) if "@" in (name, index) or "*" in (name, index) else len("".join(values)))
+
     def _sublist(self, values: list[str], word: str) -> list[str]:
         """Return the values of `${A[@]:start:length}`."""
         start, _, length = word.partition(":")
@@ -213,15 +217,24 @@ class Expander:
             return [self.script if name in ("0", "BASH_SOURCE") else "0"]
         if name.isdigit() and name not in self.variables:
             return [self.arguments[int(name) - 1]] if int(name) <= len(self.arguments) else None
-        value = self.variables.get(name, self.folder if name == "PWD" else None)
-        items = value if isinstance(value, list) else [] if value is None else [value]
+        entries = self._entries(name)
         if index in ("@", "*"):
-            return None if value is None else [*items]
-        entry = None if index is None else self.variables.get(f"{name}[{self.text(index)}]")
-        if isinstance(entry, str):
-            return [entry]
-        position = 0 if index is None else self._index(index)
-        return [items[position]] if -len(items) <= position < len(items) else None
+            return [*entries.values()] if entries or name in self.variables else None
+        key = "0" if index is None else self.text(index)
+        if key not in entries:
+            key = str(self._index(key))
+        if key.startswith("-"):
+            key = str(len(entries) + int(key))
+        return [entries[key]] if key in entries else None
+
+    def _entries(self, name: str) -> dict[str, str]:
+        """Return the items of a list, of an associative array, or a single value, by their keys."""
+        value = self.variables.get(name, self.folder if name == "PWD" else None)
+        if value is None:
+            start = f"{name}["
+            found = {key: text for key, text in self.variables.items() if key.startswith(start)}
+            return {key[len(start) : -1]: text for key, text in found.items() if isinstance(text, str)}
+        return dict(zip(map(str, count()), value if isinstance(value, list) else [value], strict=False))
 
     def _index(self, text: str) -> int:
         value = self.arithmetic(text)
@@ -253,36 +266,17 @@ class Expander:
         first = self._index(start.strip() or "0")
         return [value[first : first + self._index(length) if length else None] for value in values]
 
-    def _command(self, command: str) -> str:
-        """Return the output of a few commands on paths; of another, the mark of an unknown value."""
-        words: list[str] = []
-        scanned = re.sub(r"\s*(2>|>|&>)\s*\S+", "", command.strip())
-        parts = re.split(r"\s*(?:&&|;)\s*", scanned)
-        if len(parts) == 2 and parts[1].split()[:1] == ["pwd"] and parts[0].split()[:1] == ["cd"]:
-            scanned = "echo" + parts[0].removeprefix("cd")
-        position = 0
-        while position < len(scanned):
-            piece = re.compile(r"\s+").match(scanned, position)
-            if piece is not None:
-                position = piece.end()
-                continue
-            start = position
-            while position < len(scanned) and not scanned[position].isspace():
-                opens = scanned[position] in "'\"`\\" or scanned[position : position + 2] in ("$(", "${")
-                position = skip_quotation(scanned, position) if opens else position + 1
-            words += self.words(scanned[start:position])
-        options = [word for word in words[1:] if word.startswith("-") and not word[1:].isdigit()]
-        values = [word for word in words[1:] if word not in options]
-        output = _PATH_COMMANDS.get(words[0] if words else "")
-        if words == ["pwd"]:
-            return self.folder
-        if output is None or len(values) != 1 or "|" in words:
-            return mark(f"$({command.strip()})")
-        return output(values[0])
-
     def arithmetic(self, expression: str) -> str:
         """Return the value of an arithmetic expression, or the marks of its unknown values."""
         text = self.text(expression.strip().replace('"', ""))
+        if assigned := _ASSIGNS.fullmatch(text):
+            name, sign, value, step = assigned.groups()
+            before = self.arithmetic(name)
+            after = self.arithmetic(
+                f"{name} {step[0]} 1" if step else f"{name} {sign} ({value})" if sign else value
+            )
+            self.assign(name, after)
+            return before if step else after
         for _ in range(10):  # a name is its value, which may be an expression
             replaced = re.sub(r"[A-Za-z_]\w*(?![^\ue000]*\ue001)", self._number, text)
             if replaced == text:
@@ -317,13 +311,34 @@ def _edited(value: str, operation: str, word: str) -> str:
     return next((value[:cut] for cut in order if matches(value[cut:])), value)
 
 
-_PATH_COMMANDS: Mapping[str, Callable[[str], str]] = {
-    "dirname": lambda path: str(PurePosixPath(path).parent),
-    "basename": lambda path: PurePosixPath(path).name,
-    "readlink": lambda path: path,
-    "realpath": lambda path: path,
-    "echo": lambda text: text,
-}
+def with_escapes(text: str) -> str:
+    """Return a text with the characters that its escapes mean, such as a newline."""
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), text, flags=re.DOTALL)
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+
+
+def _unescaped(pair: str) -> str:
+    return "" if pair == "\\\n" else pair[1:]
+
+
+_BRACES = re.compile(r"(?<!\$)\{(?:(-?\d+)\.\.(-?\d+)|([^{}\"'$\s]*,[^{}\"'$\s]*))\}")
+
+
+def _braces(raw: str) -> list[str]:
+    """Return the words of `a{1..3}` or `a{x,y}`; braces after a quotation are text."""
+    found = _BRACES.search(raw)
+    if found is None or set(raw[: found.start()]) & {"'", '"', "\\"}:
+        return [raw]
+    if found[3] is not None:
+        items = found[3].split(",")
+    else:
+        first, last = int(found[1]), int(found[2])
+        step = 1 if first <= last else -1
+        items = [str(number) for number in range(first, last + step, step)][:MAX_ITEMS]
+    return [each for item in items for each in _braces(raw[: found.start()] + item + raw[found.end() :])]
+
 
 _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,

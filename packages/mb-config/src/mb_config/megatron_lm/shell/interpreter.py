@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
+from posixpath import join, normpath
 from typing import Any
 
 from mb_config.megatron_lm.flag_table import MegatronFlagError
 from mb_config.megatron_lm.shell.conditions import decide
-from mb_config.megatron_lm.shell.expansion import MARK, Expander, is_empty, mark, marked_names
+from mb_config.megatron_lm.shell.expansion import MARK, MAX_ITEMS, Expander, is_empty, mark, marked_names
+from mb_config.megatron_lm.shell.printing import PRINTING, printed
 from mb_config.megatron_lm.shell.syntax import (
     ASSIGNMENT,
     AndOr,
@@ -32,24 +34,12 @@ _SHELL = re.compile(r"(?:\S*/)?(?:ba|z|da)?sh")
 _PAIR = re.compile(r"\[([^]]*)\]=(.*)", re.DOTALL)
 """An entry of an associative array; it is stored as a variable of its own, `NAME[key]`."""
 _SHELL_COMMAND = re.compile(r"-[a-z]*c")
+_COMMAND_LINE = re.compile(r"\S\s.*\.py\s|\.py\s.*\S", re.DOTALL)
+"""A word that is a command line, as in `ssh HOST "torchrun ..."` and `sbatch --wrap="torchrun ..."`."""
+_OPTION = re.compile(r"^--?[\w-]+=")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
-_SUCCEED = (
-    "echo",
-    "printf",
-    "mkdir",
-    "cd",
-    "set",
-    "export",
-    "true",
-    ":",
-    "pushd",
-    "popd",
-    "unset",
-    "shift",
-    "ulimit",
-)
+_SUCCEED = ("echo", "printf", "mkdir", "pushd", "popd", "ulimit")
 _DEPTH = 8
-_ITERATIONS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +99,15 @@ class _Return(Exception):
     """A function or a sourced file ends."""
 
 
+@dataclass(slots=True)
+class _Output:
+    """What the commands of a substitution print."""
+
+    parts: list[str] = field(default_factory=list)
+    known: bool = True
+    """False if it depends on a program, a file, or a value that is not known."""
+
+
 class _Shell:
     def __init__(
         self,
@@ -119,13 +118,14 @@ class _Shell:
         path: Path | None,
         exported: set[str] | None = None,
         depth: int = 0,
+        printing: _Output | None = None,
     ) -> None:
-        self.found, self.fixed, self.path, self.depth = found, fixed, path, depth
+        self.found, self.fixed, self.path, self.depth, self.printing = found, fixed, path, depth, printing
         self.variables = found.variables
         self.exported = exported if exported is not None else set()
         self.functions: dict[str, list[Statement]] = {}
         self.expander = Expander(self.variables, arguments, str(path or "script.sh"))
-        self.expander.assign = self.assign
+        self.expander.assign, self.expander.output = self.assign, self.output
 
     def run(self, statements: Sequence[Statement]) -> bool | None:
         """Follow statements; return whether the last succeeds, None if that is not known."""
@@ -138,13 +138,36 @@ class _Shell:
         """Follow a statement; return whether it succeeds, None if that is not known."""
         return _FOLLOWED[type(statement)](self, statement)
 
+    def output(self, command: str) -> str | None:
+        """Return what the command of a substitution prints; None if that is not known. No variable changes."""
+        if self.depth >= _DEPTH or command.lstrip().startswith("<"):
+            return None
+        found, printing = Interpretation(variables={**self.variables}), _Output()
+        child = self.child(self.path, [*self.expander.arguments], found=found, printing=printing)
+        child.expander.script, child.expander.folder = self.expander.script, self.expander.folder
+        try:
+            child.contained(command)
+        except MegatronFlagError:
+            return None
+        self.expander.uses_arguments |= child.expander.uses_arguments
+        return "".join(printing.parts).rstrip("\n") if printing.known else None
+
+    def uncertain(self) -> None:
+        """Record that what a substitution prints is not known."""
+        if self.printing is not None:
+            self.printing.known = False
+
     def pipeline(self, statement: Pipeline) -> bool | None:
+        if len(statement.parts) > 1:
+            self.uncertain()
         status = [self.follow(part) for part in statement.parts][-1]
         return not status if statement.negated and status is not None else status
 
     def and_or(self, statement: AndOr) -> bool | None:
         status = self.follow(statement.left)
         runs = status is not False if statement.operator == "&&" else status is False
+        if status is None:
+            self.uncertain()
         return self.follow(statement.right) if runs else status
 
     def group(self, statement: Group) -> bool | None:
@@ -163,8 +186,10 @@ class _Shell:
                 except _Exit:
                     self.found.ended_where = self.found.ended_where or written(condition)
                     raise
-            if holds is None and any(True for _ in assigned_names(body)):
-                self.found.undecided.append(written(condition))
+            if holds is None:
+                self.uncertain()
+                if any(True for _ in assigned_names(body)):
+                    self.found.undecided.append(written(condition))
         return self.run(statement.otherwise)
 
     def case(self, statement: Case) -> bool | None:
@@ -179,14 +204,14 @@ class _Shell:
             items = [*self.expander.arguments]
         else:
             items = [word for raw in statement.words for word in self.expander.words(raw)]
-        for item in items[:_ITERATIONS]:
+        for item in items[:MAX_ITEMS]:
             if statement.name:
                 self.assign(statement.name, item)
             self.run(statement.body)
         return True
 
     def repeat(self, statement: While) -> bool | None:
-        for _ in range(_ITERATIONS):
+        for _ in range(MAX_ITEMS):
             holds = self.run(statement.condition)
             if holds is None or holds is statement.until:
                 break
@@ -197,31 +222,48 @@ class _Shell:
         return True
 
     def simple(self, command: SimpleCommand) -> bool | None:
-        raw = [*command.words]
-        assignments = []
-        while raw and (assigned := ASSIGNMENT.fullmatch(raw[0])):
-            assignments.append(assigned)
-            raw.pop(0)
-        for document in command.documents:
-            body = document.body if document.quoted else self.expander.document(document.body)
-            self.script_text(body, lenient=True)
+        assignments = [*takewhile(bool, map(ASSIGNMENT.fullmatch, command.words))]
+        raw = command.words[len(assignments) :]
+        documents = self.documents(command)
         if not raw:
-            for assigned in assignments:
+            for assigned in filter(None, assignments):
                 self.assignment(assigned)
             return True
-        if raw[0] == "[[":
-            return decide([self._condition_word(word) for word in raw[1:-1]], patterns=True)
-        if raw[0].startswith("(("):
-            value = self.expander.arithmetic(raw[0][2:-2])
-            return None if MARK.search(value) or not value.isdigit() else value != "0"
-        if raw[0] in _DECLARATIONS:
-            return self.declaration(raw)
+        if raw[0] == "[[" or raw[0].startswith("((") or raw[0] in _DECLARATIONS:
+            return self.keyword(raw)
         words = [word for item in raw for word in self.expander.words(item)]
         if not words:
             return True
-        own = {item[1]: self.expander.text(item[4]) for item in assignments}
-        builtin = _BUILTINS.get(words[0])
-        return self.started(words, own) if builtin is None else builtin(self, words)
+        own = {item[1]: self.expander.text(item[4]) for item in filter(None, assignments)}
+        if (builtin := _BUILTINS.get(words[0])) is not None:
+            return builtin(self, words)
+        if self.printing is None or words[0] not in PRINTING or words[0] in self.functions:
+            return self.started(words, own)
+        text = printed(words, documents, folder=self.expander.folder)
+        if text is None:
+            self.uncertain()
+        elif not command.redirected:
+            self.printing.parts.append(text)
+        return True
+
+    def documents(self, command: SimpleCommand) -> list[str]:
+        """Return the here-documents of a command; outside of a substitution they may be scripts, and are followed."""
+        bodies = [
+            document.body if document.quoted else self.expander.document(document.body)
+            for document in command.documents
+        ]
+        for body in bodies if self.printing is None else ():
+            self.script_text(body, lenient=True)
+        return bodies
+
+    def keyword(self, raw: list[str]) -> bool | None:
+        """Follow a command whose words are not expanded like those of others."""
+        if raw[0] == "[[":
+            return decide([self._condition_word(word) for word in raw[1:-1]], patterns=True)
+        if raw[0] in _DECLARATIONS:
+            return self.declaration(raw)
+        value = self.expander.arithmetic(raw[0][2:-2])
+        return None if MARK.search(value) or not value.isdigit() else value != "0"
 
     def _condition_word(self, raw: str) -> str:
         return raw if raw in ("&&", "||", "(", ")", "<", ">") else self.expander.text(raw)
@@ -231,6 +273,17 @@ class _Shell:
 
     def succeed(self, words: list[str]) -> bool:
         return words[0] != "false"
+
+    def change_folder(self, words: list[str]) -> bool:
+        folders = [word for word in words[1:] if not word.startswith("-")]
+        if self.printing is not None and folders:
+            self.expander.folder = normpath(join(self.expander.folder, folders[0]))
+        return True
+
+    def let(self, words: list[str]) -> bool:
+        for expression in words[1:]:
+            self.expander.arithmetic(expression)
+        return True
 
     def exit(self, words: list[str]) -> bool:
         raise _Exit
@@ -333,18 +386,23 @@ class _Shell:
     def started(self, words: list[str], own: Mapping[str, str]) -> bool | None:
         if words[0] in self.functions and self.depth < _DEPTH:
             return self.call(self.functions[words[0]], words[1:])
+        if words[0] not in _SUCCEED:
+            self.uncertain()
         self.found.commands.append(
             StartedCommand(words=tuple(words), environment={**self.environment(), **own})
         )
-        for shell, option, command in zip(words, words[1:], words[2:], strict=False):
-            if _SHELL.fullmatch(shell) and (_SHELL_COMMAND.fullmatch(option) or option.startswith("-")):
-                text = command if _SHELL_COMMAND.fullmatch(option) else _command_option(words, shell)
-                if text is not None:
-                    for name, value in passed_environment(words).items():
-                        self.assign(name, value)
-                        self.exported.add(name)
-                    self.script_text(text)
-                return None
+        if words[0] in PRINTING:
+            return True
+        text = next((command for n in range(len(words)) if (command := _shell_command(words[n:]))), None)
+        if text is not None:
+            for name, value in passed_environment(words).items():
+                self.assign(name, value)
+                self.exported.add(name)
+            self.script_text(text)
+            return None
+        for word in words[1:]:
+            if _COMMAND_LINE.search(word):
+                self.script_text(_OPTION.sub("", word), lenient=True)
         self.started_script(words)
         return True if words[0] in _SUCCEED else None
 
@@ -391,14 +449,22 @@ class _Shell:
                 return folder / name
         return None
 
-    def child(self, path: Path | None, arguments: list[str]) -> "_Shell":
+    def child(
+        self,
+        path: Path | None,
+        arguments: list[str],
+        *,
+        found: Interpretation | None = None,
+        printing: _Output | None = None,
+    ) -> "_Shell":
         child = _Shell(
-            self.found,
+            found or self.found,
             fixed=self.fixed,
             arguments=arguments,
             path=path,
             exported={*self.exported},
             depth=self.depth + 1,
+            printing=printing or self.printing,
         )
         child.functions = {**self.functions}
         return child
@@ -419,10 +485,11 @@ class _Shell:
                 raise
 
 
-def _command_option(words: Sequence[str], shell: str) -> str | None:
-    """Return the command after `-c` among several options of a shell, as in `bash -x -c`; None if there is none."""
-    following = [*words[words.index(shell) + 1 :]]
-    for option, command in pairwise(following):
+def _shell_command(words: Sequence[str]) -> str | None:
+    """Return the command after `-c` of a shell, as in `bash -x -c COMMAND`; None if words begin otherwise."""
+    if not _SHELL.fullmatch(words[0]):
+        return None
+    for option, command in pairwise(words[1:]):
         if _SHELL_COMMAND.fullmatch(option):
             return command
         if not option.startswith("-"):
@@ -453,6 +520,8 @@ _BUILTINS: Mapping[str, Callable[[_Shell, list[str]], bool | None]] = {
     "shift": _Shell.shift,
     "set": _Shell.set_arguments,
     "unset": _Shell.unset,
+    "cd": _Shell.change_folder,
+    "let": _Shell.let,
     "read": _Shell.read_input,
 }
 

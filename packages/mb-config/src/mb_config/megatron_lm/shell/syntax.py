@@ -9,6 +9,7 @@ from mb_config.megatron_lm.flag_table import MegatronFlagError
 _META = " \t\n;&|<>()"
 _ARRAY = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])?\+?=")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=(.*)", re.DOTALL)
+_ANSI = re.compile(r"\$'(?:\\.|[^'\\])*'", re.DOTALL)
 _HERE = re.compile(r"<<(-?)(?!<)[ \t]*(['\"]?)([\w.\\-]+)\2")
 _REDIRECTION = re.compile(r"(\d*|&)(>>|>&|<&|>\||<<<|<>|>|<)&?")
 
@@ -28,6 +29,8 @@ class SimpleCommand:
 
     words: list[str] = field(default_factory=list)
     documents: list[HereDocument] = field(default_factory=list)
+    redirected: bool = False
+    """True if what it prints goes to a file or to the standard error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +127,11 @@ def skip_quotation(text: str, start: int) -> int:
     opening = text[start]
     if opening == "\\":
         return min(start + 2, len(text))
+    if text.startswith("$'", start):
+        found = _ANSI.match(text, start)
+        return _closed(-1 if found is None else found.end(), text, start)
+    if text.startswith('$"', start):
+        return skip_quotation(text, start + 1)
     if opening in "'`":
         end = text.find(opening, start + 1)
         while opening == "`" and end > 0 and text[end - 1] == "\\":
@@ -253,6 +261,7 @@ class _Reader:
         self.position = found.end()
         self.skip_blanks()
         self.word()
+        command.redirected |= found[1] in ("", "1", "&") and found[2].startswith(">")
         return True
 
     def word(self) -> str | None:
@@ -261,10 +270,8 @@ class _Reader:
         while self.position < len(self.text):
             character = self.text[self.position]
             following = self.text[self.position + 1 : self.position + 2]
-            if character in "'\"`\\" or (character == "$" and following in ("(", "{")):
+            if character in "'\"`\\" or (character == "$" and following and following in "({'\""):
                 self.position = skip_quotation(self.text, self.position)
-            elif character == "$" and following in ("'", '"'):
-                self.position = skip_quotation(self.text, self.position + 1)
             elif character == "(" and _ARRAY.fullmatch(self.text[start : self.position]):
                 self.position += 1
                 for _ in self.array_words():

@@ -81,6 +81,16 @@ def test_with_another_source_a_handled_signal_is_the_callers(caught):
     assert (outcome.reason, caught) == ("finished", [signal.SIGUSR1])
 
 
+def test_a_handler_is_released_once(caught):
+    handler = mb_loop.DistributedSignalHandler(signal.SIGUSR1)
+    assert (handler.release(), handler.released) == (False, False)  # nothing is entered
+    with handler:
+        assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
+        assert (handler.release(), handler.released, handler.release()) == (True, True, False)
+        signal.raise_signal(signal.SIGUSR1)
+    assert caught == [signal.SIGUSR1]
+
+
 def test_a_signal_that_cannot_be_handled_is_rejected():
     with pytest.raises(mb_loop.TrainSettingsError, match=r"train.exit_signal: SIGKILL cannot be handled"):
         run(send=signal.SIGTERM, number=signal.SIGKILL)

@@ -87,6 +87,7 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
         locks = stack.enter_context(locked_folders(job, alert=partial(alert, console)))
         monitors = stack.enter_context(run_monitors(job, console))
         state = GlobalState(cfg=config, train_state=TrainState(do_train=True))
+        stack.callback(state.close)
         CallbackManager(job.options.code.callbacks).fire(
             "on_data_init_start", CallbackContext(state=state, model=[])
         )
@@ -126,7 +127,7 @@ def build(
     manager is closed with `stack`.
     """
     config = job.config
-    tokenizer = shared_tokenizer(config, console)
+    tokenizer = state.tokenizer = shared_tokenizer(config, console)
     readers = data_groups(groups)
     datasets = build_datasets(config, tokenizer=tokenizer, pg_collection=readers, log=console.print)
     manager = open_manager(config, tokenizer, stack)

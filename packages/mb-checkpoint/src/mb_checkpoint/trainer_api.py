@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.cli import app as app
     from mb_checkpoint.cli.app import Trust as Trust
     from mb_checkpoint.collectives import on_rank_zero as on_rank_zero
+    from mb_checkpoint.collectives import read_for_all_ranks as read_for_all_ranks
     from mb_checkpoint.formats.converted_weights import convert_once as convert_once
     from mb_checkpoint.formats.converted_weights import environment_of_child as environment_of_child
     from mb_checkpoint.formats.foreign import is_same_folder as is_same_folder
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.formats.layout import STEP_TRACKER as STEP_TRACKER
     from mb_checkpoint.formats.layout import checkpoints_in as checkpoints_in
     from mb_checkpoint.formats.layout import shared_save_roots as shared_save_roots
+    from mb_checkpoint.formats.layout import steps_in as steps_in
     from mb_checkpoint.formats.layout import why_not_a_checkpoint as why_not_a_checkpoint
     from mb_checkpoint.inspect.integrity import require_newest_intact as require_newest_intact
     from mb_checkpoint.load.ckpt_step import released_start as released_start
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.load.directories import resumed_run_configs as resumed_run_configs
     from mb_checkpoint.load.directories import weight_directories as weight_directories
     from mb_checkpoint.load.initial_weights import require_weights as require_weights
+    from mb_checkpoint.load.run_load import load_run as load_run
     from mb_checkpoint.load.run_status import ResumeStatus as ResumeStatus
     from mb_checkpoint.load.run_status import complete_message as complete_message
     from mb_checkpoint.load.select import SelectedCheckpoint as SelectedCheckpoint

@@ -145,22 +145,12 @@ class MegatronRerunMachine:
         Raises:
             NonFiniteLossError: the loss is NaN or infinite, and the mode is "disabled" or this is an evaluation.
         """
-        if self._settings.check_for_nan_in_loss:
-            if self._machine.mode is RerunMode.DISABLED:
-                require_finite_loss(loss)
-            else:
-                self._machine.validate_result(
-                    result=loss, rejection_func=_not_a_number, message="loss is NaN or infinite", fatal=True
-                )
-        if self._settings.check_for_spiky_loss and not self._evaluating:
-            too_large = partial(
-                self._machine.is_unexpectedly_large,
-                threshold=self._settings.spiky_loss_factor,
-                context="loss",
-            )
-            self._machine.validate_result(
-                result=loss, rejection_func=too_large, message="Spiky loss", fatal=False
-            )
+        inspect_loss(
+            loss,
+            finite=self._settings.check_for_nan_in_loss,
+            spiky=self._settings.check_for_spiky_loss and not self._evaluating,
+            spiky_loss_factor=self._settings.spiky_loss_factor,
+        )
 
     def state_dict(self, *, template: bool = False) -> dict[str, Any] | None:
         """Return the state for checkpoints, stored under `rerun_state_machine`; None if there is no state.
@@ -181,6 +171,30 @@ def build_rerun_machine(settings: RerunSettings) -> MegatronRerunMachine | None:
     """Return the rerun state machine; None if no setting needs it. Call it before a checkpoint is loaded."""
     needed = settings.rerun_mode != "disabled" or settings.check_for_spiky_loss
     return MegatronRerunMachine(settings) if needed else None
+
+
+def inspect_loss(loss: Tensor, *, finite: bool, spiky: bool, spiky_loss_factor: float = 10.0) -> None:
+    """Check the loss of one microbatch by the machine of the process. Synchronises with the device for each check.
+
+    Args:
+        loss: the loss.
+        finite: reject NaN and infinity.
+        spiky: report a loss above `spiky_loss_factor` times the largest of the first hundred.
+        spiky_loss_factor: see `spiky`.
+
+    Raises:
+        NonFiniteLossError: the loss is NaN or infinite, and no step is repeated.
+    """
+    machine = get_rerun_state_machine()
+    if finite and machine.mode is RerunMode.DISABLED:
+        require_finite_loss(loss)
+    elif finite:
+        machine.validate_result(
+            result=loss, rejection_func=_not_a_number, message="loss is NaN or infinite", fatal=True
+        )
+    if spiky:
+        too_large = partial(machine.is_unexpectedly_large, threshold=spiky_loss_factor, context="loss")
+        machine.validate_result(result=loss, rejection_func=too_large, message="Spiky loss", fatal=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

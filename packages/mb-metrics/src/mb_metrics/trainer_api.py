@@ -30,5 +30,9 @@ if TYPE_CHECKING:
     from mb_metrics.run.rank_console import Bar as Bar
     from mb_metrics.run.rank_console import RankConsole as RankConsole
     from mb_metrics.run.summary import location_lines as location_lines
+    from mb_metrics.run.user_loggers import open_comet as open_comet
+    from mb_metrics.run.user_loggers import open_mlflow as open_mlflow
+    from mb_metrics.run.user_loggers import open_tensorboard as open_tensorboard
+    from mb_metrics.run.user_loggers import open_wandb as open_wandb
 
 _HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

@@ -139,6 +139,14 @@ class CommOverlapConfig(StrictFields):
     delay_wgrad_compute: bool | None = None
     """Delay weight gradients to hide more of the all-to-all; None keeps the model's value."""
 
+    def finalize(self) -> None:
+        """Check the types of the values. Changes nothing; `setup` and `find_conflicts` check them with a layout.
+
+        Raises:
+            FieldTypeError: values have a wrong type.
+        """
+        reject_wrong_types(self, path="comm_overlap")
+
     def requested_fields(self) -> dict[str, object]:
         """Return the fields that are set, by name, with the GEMM settings in Transformer Engine's format."""
         requests = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -28,6 +28,9 @@ class DistributedSignalHandler:
     Args:
         sig: signal to record.
 
+    Attributes:
+        released: True once it is left, until it is entered again.
+
     Raises:
         TrainSettingsError: on entering, on all ranks: a rank is not in its main thread, the only thread in which Python
             installs handlers, or the signal cannot be handled.
@@ -35,6 +38,7 @@ class DistributedSignalHandler:
 
     def __init__(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.sig = signal.Signals(sig)
+        self.released = False
         self._received = False
         self._process: int | None = None
         self._previous: Any = None
@@ -48,7 +52,7 @@ class DistributedSignalHandler:
                 "installs signal handlers only there. Run it in the main thread, or pass stop_requested and set "
                 "train.exit_signal_handler=false."
             )
-        self._received, self._process = False, os.getpid()
+        self.released, self._received, self._process = False, False, os.getpid()
         try:
             self._previous = signal.signal(self.sig, self._record)
         except (OSError, ValueError) as error:
@@ -59,10 +63,17 @@ class DistributedSignalHandler:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> bool:
+        """Leave; return False if nothing is entered. Collective."""
+        if self._process is None or self.released:
+            return False
         self._restore()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group(self._group)
-        self._group, self._owns_group = None, False
+        self._group, self._owns_group, self.released = None, False, True
+        return True
 
     def signals_received(self) -> list[bool]:
         """Return for each rank of the world whether it received the signal since entering. Collective."""

@@ -9,10 +9,15 @@ from house import SOURCES
 
 SPEC = "Megatron calls every layer spec with it; this one is the same for all pipeline stages"
 SEED = "a position of the seed's signature"
+SAME_MACHINE = "a fact: the rule applies where the check runs on the machine of the run"
 LM = "parameter of Megatron-LM's function"
 TRUST = "the callback of the option trusts the folders for the length of the command"
 BRIDGE = "Megatron-Bridge's signature"
 ALLOWED = {
+    "mb_checkpoint.rules.conditions.load_has_checkpoint.same_machine": SAME_MACHINE,
+    "mb_checkpoint.rules.conditions.pretrained_has_checkpoint.same_machine": SAME_MACHINE,
+    "mb_checkpoint.rules.conditions.source_is_folder.same_machine": SAME_MACHINE,
+    "mb_checkpoint.rules.conditions.storage_can_be_opened.same_machine": SAME_MACHINE,
     "mb_trainer.bridge.auto_bridge.AutoBridge.from_hf_pretrained.trust_remote_code": f"{BRIDGE}; no code is run",
     "mb_trainer.bridge.auto_bridge.AutoBridge.import_ckpt.trust_remote_code": f"{BRIDGE}; no code is run",
     "mb_trainer.bridge.auto_bridge.AutoBridge.export_ckpt.show_progress": f"{BRIDGE}; nothing is printed",

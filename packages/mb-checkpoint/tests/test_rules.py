@@ -157,8 +157,9 @@ def test_unreadable_initial_weights_are_rejected(tmp_path):
 
 def test_local_checkpoints_without_their_library_are_rejected_only_where_that_is_known():
     (rule,) = (rule for rule in RULES if rule.id == "CK13")
-    assert [rule.test("local", installed) is None for installed in (True, None, False)] == [True, True, False]
-    assert rule.test("global", False) is None
+    answers = [rule.test("local", nvidia_resiliency_ext_installed=known) for known in (True, None, False)]
+    assert [answer is None for answer in answers] == [True, True, False]
+    assert rule.test("global", nvidia_resiliency_ext_installed=False) is None
 
 
 def test_fine_tuning_needs_weights(tmp_path):

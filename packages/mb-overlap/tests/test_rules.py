@@ -24,9 +24,9 @@ def test_check_returns_problem_reason_and_fix():
 
 def test_rule_passes_if_its_values_are_unknown():
     rules = {rule.id: rule for rule in RULES}
-    assert rules["O04"].test(True, None) is None
-    assert rules["O05M"].test(False, True, 2, 2, False) is None
-    assert rules["O14"].test(None, 8, 2, 1, 1) is None
+    assert rules["O04"].message({"comm_overlap.tp_comm_overlap": True}) is None
+    assert rules["O05M"].message(rules["O05M"].fails | {"facts.resolved": False}) is None
+    assert rules["O14"].message({"facts.world_size": 8, "model.tensor_model_parallel_size": 2}) is None
 
 
 @pytest.mark.parametrize(

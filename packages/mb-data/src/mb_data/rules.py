@@ -7,6 +7,7 @@ value that the rule rejects.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mb_data.errors import DataError
@@ -19,9 +20,23 @@ from mb_data.t5 import rules as t5_rules
 from mb_data.tokenizers import rules as tokenizer_rules
 from mb_data.tokenizers.rules import BYTE_ENTRIES, MANY_ENTRIES
 from mb_schema.paths import path_problem, path_rule, paths_in
-from mb_schema.rule_kinds import SET, among, at_most, in_range, one_of, requires, rule, unsupported, within
+from mb_schema.rule_kinds import (
+    SET,
+    among,
+    at_most,
+    in_range,
+    one_of,
+    requires,
+    rule,
+    section_rule,
+    unsupported,
+    within,
+)
 from mb_schema.rules import Rule, RuleError, refuse
 from mb_schema.value_types import reject_wrong_types
+
+dataset_rule = partial(section_rule, "dataset")
+validation_rule = partial(section_rule, "validation")
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 
@@ -53,7 +68,7 @@ def _parse_problem(parse: Callable[[Any], object], value: object) -> str | None:
     return None
 
 
-def _check_weights(blend: Any) -> str | None:
+def _check_weights(blend):
     if blend is None or blend[1] is None:
         return None
     if len(blend[0]) != len(blend[1]):
@@ -61,14 +76,21 @@ def _check_weights(blend: Any) -> str | None:
     return find_bad_weights(blend[1])
 
 
-def _check_blend_per_split(per_split: Any, blend: Any, split: Any) -> str | None:
-    if per_split is None:
+@dataset_rule(
+    "V044c",
+    why="it specifies the data of train, validation and test separately, so there is nothing to split",
+    fix="Set three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
+    fails={"blend_per_split": [(["a"], None)]},
+    passes={"blend_per_split": [(["a"], None), (["b"], None), None]},
+)
+def _check_blend_per_split(blend_per_split, blend, split):
+    if blend_per_split is None:
         return None
     if blend is not None or split is not None:
         return f"set together with blend={blend!r}, split={split!r}"
-    if len(per_split) != len(SPLITS) or not any(per_split):
-        return f"has {len(per_split)} entries of which {sum(map(bool, per_split))} are blends"
-    return next((problem for problem in map(_check_weights, per_split) if problem), None)
+    if len(blend_per_split) != len(SPLITS) or not any(blend_per_split):
+        return f"has {len(blend_per_split)} entries of which {sum(map(bool, blend_per_split))} are blends"
+    return next((problem for problem in map(_check_weights, blend_per_split) if problem), None)
 
 
 def _find_unset(*values: Any) -> str | None:
@@ -81,30 +103,64 @@ def _mock_with_paths(mock: Any, *paths: Any) -> str | None:
     return f"is on, but data paths are set ({set_paths[0]!r})" if mock and set_paths else None
 
 
-def _check_corpus_paths(sources: Any, data_path: Any, blend: Any, per_split: Any, split: Any) -> str | None:
-    if not (data_path or blend or per_split or split):
+@dataset_rule(
+    "D04",
+    why="a text corpus is tokenized and split from its sources",
+    fix="Remove the paths and the split, or use GPTDatasetConfig for existing tokens.",
+    fails={"sources": ["/text"], "data_path": "/data/a"},
+    passes={"data_path": None},
+)
+def _check_corpus_paths(sources, data_path, blend, blend_per_split, split):
+    if not (data_path or blend or blend_per_split or split):
         return None
     return (
         f"{sources!r} together with data_path={data_path!r}, blend={blend!r}, "
-        f"blend_per_split={per_split!r}, split={split!r}"
+        f"blend_per_split={blend_per_split!r}, split={split!r}"
     )
 
 
-def _check_fractions(valid: Any, test: Any) -> str | None:
-    if valid is None or test is None or (min(valid, test) >= 0 and valid + test < 1):
+@dataset_rule(
+    "D05",
+    why="training uses the remaining files",
+    fix="Set fractions of at least 0 whose sum is below 1.",
+    fails={"validation_fraction": 0.5, "test_fraction": 0.5},
+    passes={"validation_fraction": 0.05, "test_fraction": 0.05},
+)
+def _check_fractions(validation_fraction, test_fraction):
+    if (
+        validation_fraction is None
+        or test_fraction is None
+        or (min(validation_fraction, test_fraction) >= 0 and validation_fraction + test_fraction < 1)
+    ):
         return None
-    return f"does not fit test_fraction (validation_fraction={valid}, test_fraction={test})"
+    return f"does not fit test_fraction (validation_fraction={validation_fraction}, test_fraction={test_fraction})"
 
 
-def _check_image_sizes(size: Any, tokens: Any) -> str | None:
-    if size is None or tokens is None or (size >= 1 and tokens >= 1):
+@dataset_rule(
+    "D61",
+    why="an image has at least one pixel, and takes at least one token of the sequence",
+    fix="Set image_size to model.image_size, and image_tokens to the number of patches.",
+    fails={"image_size": 32, "image_tokens": 0},
+    passes={"image_tokens": 16},
+)
+def _check_image_sizes(image_size, image_tokens):
+    if image_size is None or image_tokens is None or (image_size >= 1 and image_tokens >= 1):
         return None
-    return f"must be at least 1, and so must image_tokens (image_size={size}, image_tokens={tokens})"
+    return (
+        f"must be at least 1, and so must image_tokens (image_size={image_size}, image_tokens={image_tokens})"
+    )
 
 
-def _check_loader_position(save: Any, load: Any, kind: Any) -> str | None:
-    fine = kind == "external" or not (save or load)
-    return None if fine else f"save={save!r}, load={load!r} with {kind!r}"
+@dataset_rule(
+    "D13",
+    why="the other loaders resume from the number of consumed samples, and save no position",
+    fix="Leave both unset, or use dataloader_type external with a dataset that supports them.",
+    fails={"dataloader_save": "/positions", "dataloader_type": "single"},
+    passes={"dataloader_type": "external"},
+)
+def _check_loader_position(dataloader_save, dataloader_load, dataloader_type):
+    fine = dataloader_type == "external" or not (dataloader_save or dataloader_load)
+    return None if fine else f"save={dataloader_save!r}, load={dataloader_load!r} with {dataloader_type!r}"
 
 
 PATH_FIELDS = (
@@ -154,16 +210,30 @@ def _path_rule(number: int, path: str) -> Rule:
 _PATHS = tuple(_path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=21))
 
 
+@dataset_rule(
+    "D111",
+    why="the index and the order of the samples are files of this machine, and tokens in object storage cannot be "
+    "mapped into memory",
+    fix="Set dataset.object_storage_cache_path and dataset.path_to_cache to local folders, and "
+    "dataset.mmap_bin_files=false.",
+    fails={"data_path": "s3://bucket/mine", "mmap_bin_files": True},
+    passes={
+        "object_storage_cache_path": "/data/index",
+        "mmap_bin_files": False,
+        "path_to_cache": "/data/cache",
+    },
+)
 def _check_object_storage(
-    data_path: Any, blend: Any, blend_per_split: Any, index_cache: Any, is_mapped: Any, cache: Any
-) -> str | None:
+    data_path, blend, blend_per_split, object_storage_cache_path, mmap_bin_files, path_to_cache
+):
     words = [word for text in paths_in([data_path, blend, blend_per_split]) for word in text.split()]
     remote = [word for word in words if word.startswith(_OBJECT_STORAGE)]
-    if not remote or (index_cache and cache and is_mapped is False):
+    if not remote or (object_storage_cache_path and path_to_cache and mmap_bin_files is False):
         return None
     return (
-        f"{remote[0]} is in object storage (object_storage_cache_path={index_cache!r}, mmap_bin_files={is_mapped!r}, "
-        f"path_to_cache={cache!r})"
+        f"{remote[0]} is in object storage (object_storage_cache_path={object_storage_cache_path!r}, "
+        f"mmap_bin_files={mmap_bin_files!r}, "
+        f"path_to_cache={path_to_cache!r})"
     )
 
 
@@ -178,29 +248,14 @@ _MANY_TOKENS = "the activations of one sequence of this length exceed the memory
 
 RULES: tuple[Rule, ...] = (
     *_PATHS,
-    rule(
+    dataset_rule(
         "V042",
-        "dataset.data_path",
-        lambda data_path: _parse_problem(blend_from_path, data_path),
         why="a blend has a weight for every prefix or for none",
         fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
-        fails=("30 a b c",),
-        passes=("30 a 70 b",),
-    ),
-    rule(
-        "D111",
-        within(
-            "dataset",
-            "data_path blend blend_per_split object_storage_cache_path mmap_bin_files path_to_cache",
-        ),
-        _check_object_storage,
-        why="the index and the order of the samples are files of this machine, and tokens in object storage cannot be "
-        "mapped into memory",
-        fix="Set dataset.object_storage_cache_path and dataset.path_to_cache to local folders, and "
-        "dataset.mmap_bin_files=false.",
-        fails=("s3://bucket/mine", None, None, None, True, None),
-        passes=("s3://bucket/mine", None, None, "/data/index", False, "/data/cache"),
-    ),
+        fails={"data_path": "30 a b c"},
+        passes={"data_path": "30 a 70 b"},
+    )(lambda data_path: _parse_problem(blend_from_path, data_path)),
+    _check_object_storage,
     requires(
         "V044a",
         {"dataset.fast_cache_load": True},
@@ -219,15 +274,7 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None),
         passes=(True, "/cache"),
     ),
-    rule(
-        "V044c",
-        within("dataset", "blend_per_split blend split"),
-        _check_blend_per_split,
-        why="it specifies the data of train, validation and test separately, so there is nothing to split",
-        fix="Set three entries (a blend of prefixes and weights, or null), and neither blend nor split.",
-        fails=([(["a"], None)], None, None),
-        passes=([(["a"], None), (["b"], None), None], None, None),
-    ),
+    _check_blend_per_split,
     requires(
         "V044d",
         {"dataset.blend": SET},
@@ -237,24 +284,20 @@ RULES: tuple[Rule, ...] = (
         fails=((["a"], None), None),
         passes=((["a"], None), "99,1,0"),
     ),
-    rule(
+    dataset_rule(
         "V044e",
-        "dataset.blend",
-        _check_weights,
         why="each prefix is sampled in proportion to its weight",
         fix="Set as many positive weights as prefixes, or none.",
-        fails=((["a", "b"], [1.0]),),
-        passes=((["a", "b"], [0.3, 0.7]),),
-    ),
-    rule(
+        fails={"blend": (["a", "b"], [1.0])},
+        passes={"blend": (["a", "b"], [0.3, 0.7])},
+    )(_check_weights),
+    dataset_rule(
         "V044f",
-        "dataset.split",
-        lambda split: _parse_problem(split_matrix, split),
         why="it defines the parts of the documents for train, validation and test",
         fix="Set up to three ratios, for example '99,1,0'.",
-        fails=("0,0,0",),
-        passes=("99,1,0",),
-    ),
+        fails={"split": "0,0,0"},
+        passes={"split": "99,1,0"},
+    )(lambda split: _parse_problem(split_matrix, split)),
     Rule(
         id="V045",
         fields=_END_OF_DOCUMENT,
@@ -296,24 +339,8 @@ RULES: tuple[Rule, ...] = (
         why="a sample has at least one token",
         fix="Set dataset.seq_length to the model's.",
     ),
-    rule(
-        "D04",
-        within("dataset", "sources data_path blend blend_per_split split"),
-        _check_corpus_paths,
-        why="a text corpus is tokenized and split from its sources",
-        fix="Remove the paths and the split, or use GPTDatasetConfig for existing tokens.",
-        fails=(["/text"], "/data/a", None, None, None),
-        passes=(["/text"], None, None, None, None),
-    ),
-    rule(
-        "D05",
-        within("dataset", "validation_fraction test_fraction"),
-        _check_fractions,
-        why="training uses the remaining files",
-        fix="Set fractions of at least 0 whose sum is below 1.",
-        fails=(0.5, 0.5),
-        passes=(0.05, 0.05),
-    ),
+    _check_corpus_paths,
+    _check_fractions,
     in_range(
         "D06",
         "dataset.vocab_size",
@@ -321,24 +348,8 @@ RULES: tuple[Rule, ...] = (
         why="a byte-level vocabulary contains the 256 bytes and the end-of-document token",
         fix=f"Use {BYTE_ENTRIES} or more.",
     ),
-    rule(
-        "D13",
-        within("dataset", "dataloader_save dataloader_load dataloader_type"),
-        _check_loader_position,
-        why="the other loaders resume from the number of consumed samples, and save no position",
-        fix="Leave both unset, or use dataloader_type external with a dataset that supports them.",
-        fails=("/positions", None, "single"),
-        passes=("/positions", None, "external"),
-    ),
-    rule(
-        "D61",
-        within("dataset", "image_size image_tokens"),
-        _check_image_sizes,
-        why="an image has at least one pixel, and takes at least one token of the sequence",
-        fix="Set image_size to model.image_size, and image_tokens to the number of patches.",
-        fails=(32, 0),
-        passes=(32, 16),
-    ),
+    _check_loader_position,
+    _check_image_sizes,
     in_range(
         "D62",
         "dataset.image_token_id",
@@ -384,29 +395,31 @@ RULES: tuple[Rule, ...] = (
         why="building the indices needs at least one thread",
         fix="Set it to 1 or more.",
     ),
-    rule(
+    dataset_rule(
         "D120",
-        ("dataset.dataloader_type", "facts.dataset_error"),
-        lambda kind, error: (
-            None if error is None else f"the files of the dataset cannot be read ({error.rstrip('.')})"
-        ),
         why="a run opens them before its first step",
         fix="Correct the path or the file. For a check of another machine, name its GPU, as in --gpu h100.",
-        fails=("single", "dataset.sources: nowhere does not exist."),
-        passes=("single", None),
+        fails={"dataloader_type": "single", "dataset_error": "dataset.sources: nowhere does not exist."},
+        passes={"dataset_error": None},
+    )(
+        lambda dataloader_type, *, dataset_error: (
+            None
+            if dataset_error is None
+            else f"the files of the dataset cannot be read ({dataset_error.rstrip('.')})"
+        )
     ),
-    rule(
+    validation_rule(
         "D121",
-        ("validation.eval_interval", "dataset.hf_split"),
-        lambda interval, split: (
-            f"is {interval} with a streamed dataset (hf_split={split})"
-            if interval is not None and split is not None
-            else None
-        ),
         why="a streamed dataset has no validation data, so no evaluation would be made",
         fix="Set validation.eval_interval=null.",
-        fails=(100, "train"),
-        passes=(None, "train"),
+        fails={"eval_interval": 100, "dataset__hf_split": "train"},
+        passes={"eval_interval": None},
+    )(
+        lambda eval_interval, dataset__hf_split: (
+            f"is {eval_interval} with a streamed dataset (hf_split={dataset__hf_split})"
+            if eval_interval is not None and dataset__hf_split is not None
+            else None
+        )
     ),
     at_most("SZ04d", "dataset.vocab_size", 10**8, why=MANY_ENTRIES),
     at_most("SZ05d", "dataset.seq_length", 10**9, why=_MANY_TOKENS),
@@ -417,14 +430,12 @@ RULES: tuple[Rule, ...] = (
     *finetuning_rules.RULES,
     *packing_rules.RULES,
     *validation_rules.RULES,
-    rule(
+    dataset_rule(
         "V139b",
-        ("dataset.seq_length", "model.seq_length"),
-        lambda dataset, model: _same_length(model, dataset),
         why="the model processes complete sequences",
         fix="Set both lengths to the same value.",
-        fails=(4096, 2048),
-        passes=(2048, 2048),
-    ),
+        fails={"seq_length": 4096, "model__seq_length": 2048},
+        passes={"seq_length": 2048},
+    )(lambda seq_length, model__seq_length: _same_length(model__seq_length, seq_length)),
 )
 """All rules of this package."""

@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 
-from mb_schema.rule_kinds import rule, unsupported
+from mb_schema.rule_kinds import section_rule, unsupported
 from mb_schema.rules import Rule
+
+ddp_rule = partial(section_rule, "ddp")
+dist_rule = partial(section_rule, "dist")
 
 NOT_IMPLEMENTED = "this option is not implemented"
 
@@ -34,35 +38,61 @@ def _reads_global_groups(decentralized: bool | None, *values: object) -> str | N
     return f"does not support {', '.join(unsupported)}" if decentralized and unsupported else None
 
 
-def _lacks_einops(instances: int | None, sizes: list[int] | None, installed: bool) -> str | None:
-    settings = [f"num_distributed_optimizer_instances={instances}"] if (instances or 1) > 1 else []
-    settings += [f"hierarchical_context_parallel_sizes={sizes}"] if sizes else []
-    return f"{' and '.join(settings)}, but einops is not installed" if settings and not installed else None
+@ddp_rule(
+    "T37",
+    why="Megatron Core enumerates such nested groups with it",
+    fix="Install einops (Transformer Engine depends on it), or leave both unset.",
+    fails={"num_distributed_optimizer_instances": 1, "model__hierarchical_context_parallel_sizes": [2, 2]},
+    passes={
+        "num_distributed_optimizer_instances": 2,
+        "model__hierarchical_context_parallel_sizes": None,
+        "einops_installed": True,
+    },
+)
+def _lacks_einops(
+    num_distributed_optimizer_instances, model__hierarchical_context_parallel_sizes, *, einops_installed
+):
+    settings = (
+        [f"num_distributed_optimizer_instances={num_distributed_optimizer_instances}"]
+        if (num_distributed_optimizer_instances or 1) > 1
+        else []
+    )
+    settings += (
+        [f"hierarchical_context_parallel_sizes={model__hierarchical_context_parallel_sizes}"]
+        if model__hierarchical_context_parallel_sizes
+        else []
+    )
+    if settings and not einops_installed:
+        return f"{' and '.join(settings)}, but einops is not installed"
+    return None
 
 
-def _different_stages(
-    mapping: bool | None, pp: int | None, tp: int | None, cp: int | None, ep: int | None, etp: int | None
-) -> str | None:
+@dist_rule(
+    "T38",
+    why="in this order of ranks experts would be in different pipeline groups than the layers around them",
+    fix="Set dist.use_tp_pp_dp_mapping=false, or make the products equal.",
+    fails={"use_tp_pp_dp_mapping": True, "pp": 2, "ep": 2, "etp": 1},
+    passes={"tp": 2},
+)
+def _different_stages(use_tp_pp_dp_mapping, pp, tp, cp, ep, etp):
     dense, expert = (tp or 1) * (cp or 1), (etp or tp or 1) * (ep or 1)
-    if not mapping or (pp or 1) == 1 or dense == expert:
+    if not use_tp_pp_dp_mapping or (pp or 1) == 1 or dense == expert:
         return None
     return f"is true with pp={pp}, and tp x cp is {dense}, but etp x ep is {expert}"
 
 
-def _single_replica(group: str | None, instances: int | None) -> str | None:
-    if group != "dp_replica" or (instances or 1) >= 2:
+@dist_rule(
+    "T40",
+    why="that group connects the replicas of the distributed optimizer",
+    fix="Set dist.sharp_enabled_group=dp, or ddp.num_distributed_optimizer_instances.",
+    fails={"sharp_enabled_group": "dp_replica"},
+    passes={"ddp__num_distributed_optimizer_instances": 2},
+)
+def _single_replica(sharp_enabled_group, ddp__num_distributed_optimizer_instances):
+    if sharp_enabled_group != "dp_replica" or (ddp__num_distributed_optimizer_instances or 1) >= 2:
         return None
     return "dp_replica, but there is one replica of the optimizer"
 
-
-_MAPPING = (
-    "dist.use_tp_pp_dp_mapping",
-    "model.pipeline_model_parallel_size",
-    "model.tensor_model_parallel_size",
-    "model.context_parallel_size",
-    "model.expert_model_parallel_size",
-    "model.expert_tensor_parallel_size",
-)
 
 RULES: tuple[Rule, ...] = (
     unsupported("T20", "dist.lazy_mpu_init", False, fails=True, why=NOT_IMPLEMENTED),
@@ -86,45 +116,15 @@ RULES: tuple[Rule, ...] = (
         why="the attention layers and all process groups are built for one context-parallel size, and Megatron Core "
         "has no second set of groups for evaluation",
     ),
-    rule(
-        "T40",
-        ("dist.sharp_enabled_group", "ddp.num_distributed_optimizer_instances"),
-        _single_replica,
-        why="that group connects the replicas of the distributed optimizer",
-        fix="Set dist.sharp_enabled_group=dp, or ddp.num_distributed_optimizer_instances.",
-        fails=("dp_replica", 1),
-        passes=("dp_replica", 2),
-    ),
-    rule(
+    _single_replica,
+    dist_rule(
         "T41",
-        ("dist.use_sharp", "facts.cpu"),
-        lambda on, cpu: "is true, but this machine has no GPU" if on and cpu else None,
         why="NVIDIA's network performs reductions for NCCL, and a run without a GPU uses gloo",
         fix="Set dist.use_sharp=false, or check for a machine with GPUs: mb check --gpu h100.",
-        fails=(True, True),
-        passes=(True, False),
-    ),
-    rule(
-        "T37",
-        (
-            "ddp.num_distributed_optimizer_instances",
-            "model.hierarchical_context_parallel_sizes",
-            "facts.einops_installed",
-        ),
-        _lacks_einops,
-        why="Megatron Core enumerates such nested groups with it",
-        fix="Install einops (Transformer Engine depends on it), or leave both unset.",
-        fails=(1, [2, 2], False),
-        passes=(2, None, True),
-    ),
-    rule(
-        "T38",
-        _MAPPING,
-        _different_stages,
-        why="in this order of ranks experts would be in different pipeline groups than the layers around them",
-        fix="Set dist.use_tp_pp_dp_mapping=false, or make the products equal.",
-        fails=(True, 2, 1, 1, 2, 1),
-        passes=(True, 2, 2, 1, 2, 1),
-    ),
+        fails={"use_sharp": True, "cpu": True},
+        passes={"cpu": False},
+    )(lambda use_sharp, *, cpu: "is true, but this machine has no GPU" if use_sharp and cpu else None),
+    _lacks_einops,
+    _different_stages,
 )
 """All rules of this package."""

@@ -1,13 +1,25 @@
 """Rules on the settings of the loop, checked before launch. Standard library only."""
 
+from functools import partial
 from math import inf
 
-from mb_schema.rule_kinds import in_range, no_effect
+from mb_schema.rule_kinds import in_range, no_effect, section_rule
 from mb_schema.rules import Rule
 
+train_rule = partial(section_rule, "train")
 
-def _valid_gc_interval(manual: bool, interval: int) -> str | None:
-    return f"manual_gc_interval={interval} is negative" if manual and interval < 0 else None
+
+@train_rule(
+    "LP02",
+    why="no step is a multiple of a negative interval",
+    fix="Use 0 (collect around evaluations only) or a number of steps.",
+    fails={"manual_gc": True, "manual_gc_interval": -1},
+    passes={"manual_gc_interval": 0},
+)
+def _valid_gc_interval(manual_gc, manual_gc_interval):
+    if manual_gc and manual_gc_interval < 0:
+        return f"manual_gc_interval={manual_gc_interval} is negative"
+    return None
 
 
 SHARDS = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2")
@@ -20,11 +32,23 @@ def _unsharded_weights(clips: bool, *sharded: bool | None) -> str | None:
     return f"is true with {sharding}"
 
 
-def _is_evaluated(patience: int | None, interval: int | None, batches: int | None, full: bool) -> str | None:
-    if patience is None or (interval and (batches or full)):
+@train_rule(
+    "LP05",
+    why="training ends when a metric of the evaluations stops improving",
+    fix="Set validation.eval_interval and validation.eval_iters.",
+    fails={"early_stop_patience": 3, "validation__eval_iters": 10},
+    passes={"validation__eval_interval": 100},
+)
+def _is_evaluated(
+    early_stop_patience, validation__eval_interval, validation__eval_iters, validation__full_validation
+):
+    if early_stop_patience is None or (
+        validation__eval_interval and (validation__eval_iters or validation__full_validation)
+    ):
         return None
     return (
-        f"is {patience} without evaluations during training (eval_interval={interval}, eval_iters={batches})"
+        f"is {early_stop_patience} without evaluations during training "
+        f"(eval_interval={validation__eval_interval}, eval_iters={validation__eval_iters})"
     )
 
 
@@ -38,30 +62,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set it to 1 or more, or to null.",
         passes=3,
     ),
-    Rule(
-        id="LP05",
-        fields=(
-            "train.early_stop_patience",
-            "validation.eval_interval",
-            "validation.eval_iters",
-            "validation.full_validation",
-        ),
-        test=_is_evaluated,
-        why="training ends when a metric of the evaluations stops improving",
-        fix="Set validation.eval_interval and validation.eval_iters.",
-        fails={
-            "train.early_stop_patience": 3,
-            "validation.eval_interval": None,
-            "validation.eval_iters": 10,
-            "validation.full_validation": False,
-        },
-        passes={
-            "train.early_stop_patience": 3,
-            "validation.eval_interval": 100,
-            "validation.eval_iters": 10,
-            "validation.full_validation": False,
-        },
-    ),
+    _is_evaluated,
     no_effect(
         "LP06",
         "train.early_stop_patience",
@@ -84,15 +85,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set it to 0 or more.",
         passes=0.01,
     ),
-    Rule(
-        id="LP02",
-        fields=("train.manual_gc", "train.manual_gc_interval"),
-        test=_valid_gc_interval,
-        why="no step is a multiple of a negative interval",
-        fix="Use 0 (collect around evaluations only) or a number of steps.",
-        fails={"train.manual_gc": True, "train.manual_gc_interval": -1},
-        passes={"train.manual_gc": True, "train.manual_gc_interval": 0},
-    ),
+    _valid_gc_interval,
     Rule(
         id="LP03",
         fields=("model.qk_clip", *SHARDS),

@@ -2,23 +2,24 @@
 
 import math
 import re
-from collections.abc import Mapping
+from functools import partial
 
 from mb_metrics.profiling.rules import PROFILING_RULES
 from mb_schema.paths import path_rule
 from mb_schema.rule_kinds import (
-    as_warning,
     in_range,
     needs_package,
     no_effect,
     one_of,
     other_than,
     requires,
-    rule,
+    section_rule,
     unsupported,
     within,
 )
 from mb_schema.rules import Rule
+
+logger_rule = partial(section_rule, "logger")
 
 
 def _named_run(id: str, experiment: str, name: str, backend: str) -> Rule:
@@ -75,42 +76,99 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
 )
 
 
-def _timers(level: int) -> str | None:
-    return f"requires timers of parts of a step (timing_log_level={level})" if level > 0 else None
+@logger_rule(
+    "L10",
+    why="such a timer synchronizes the host with the device at both ends of each part, which slows down the step;"
+    " the trainer measures complete steps",
+    fix="Set it to 0, and measure parts of a step with the profiler.",
+    fails={"timing_log_level": 1},
+    passes={"timing_log_level": -1},
+)
+def _timers(timing_log_level):
+    if timing_log_level > 0:
+        return f"requires timers of parts of a step (timing_log_level={timing_log_level})"
+    return None
 
 
-def _before_the_first(steps: list[int] | None) -> str | None:
-    early = [step for step in steps or () if step < 1]
+@logger_rule(
+    "L50",
+    why="no such step is made",
+    fix="Give numbers of steps from 1.",
+    fails={"tensor_norms_steps": [0, 5]},
+    passes={"tensor_norms_steps": [4, 5]},
+)
+def _before_the_first(tensor_norms_steps):
+    early = [step for step in tensor_norms_steps or () if step < 1]
     return f"contains {early[0]}, and steps are numbered from 1" if early else None
 
 
-def _rarely_coincide(points: int, interval: int) -> str | None:
-    if points < 1 or interval < 1 or points % interval == 0 or interval % points == 0:
+@logger_rule(
+    "L38",
+    why="throughput, memory, times and norms are measured at the end of a log interval and written only where"
+    " both intervals end",
+    fix="Make one of them a multiple of the other.",
+    fails={"tensorboard_log_interval": 3, "log_interval": 10},
+    passes={"tensorboard_log_interval": 5},
+    severity="warning",
+)
+def _rarely_coincide(tensorboard_log_interval, log_interval):
+    if (
+        tensorboard_log_interval < 1
+        or log_interval < 1
+        or tensorboard_log_interval % log_interval == 0
+        or log_interval % tensorboard_log_interval == 0
+    ):
         return None
-    both = math.lcm(points, interval)
-    values = f"tensorboard_log_interval={points}, log_interval={interval}"
+    both = math.lcm(tensorboard_log_interval, log_interval)
+    values = f"tensorboard_log_interval={tensorboard_log_interval}, log_interval={log_interval}"
     return f"coincides with log_interval only every {both} steps ({values})"
 
 
-def _password_in_address(address: str | None) -> str | None:
-    if address is None or not re.search(r"//[^/@\s]*:[^/@\s]+@", address):
+@logger_rule(
+    "L35",
+    why="a configuration is printed, and stored in the run folder and in checkpoints",
+    fix="Remove user and password, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.",
+    fails={"mlflow_tracking_uri": "https://me:secret@mlflow.example"},
+    passes={"mlflow_tracking_uri": "https://mlflow.example"},
+)
+def _password_in_address(mlflow_tracking_uri):
+    if mlflow_tracking_uri is None or not re.search(r"//[^/@\s]*:[^/@\s]+@", mlflow_tracking_uri):
         return None
-    return f"contains a password ({re.sub(r'//[^/@]+@', '//***@', address)})"
+    return f"contains a password ({re.sub(r'//[^/@]+@', '//***@', mlflow_tracking_uri)})"
 
 
-def _memory_interval(every: int | None, log_interval: int) -> str | None:
-    if every is None or (every > 0 and log_interval > 0 and every % log_interval == 0):
+@logger_rule(
+    "L36",
+    why="memory is measured at the end of a log interval",
+    fix="Set it to a multiple of logger.log_interval, or to None for every log interval.",
+    fails={"log_memory_interval": 15, "log_interval": 10},
+    passes={"log_memory_interval": 20},
+)
+def _memory_interval(log_memory_interval, log_interval):
+    if log_memory_interval is None or (
+        log_memory_interval > 0 and log_interval > 0 and log_memory_interval % log_interval == 0
+    ):
         return None
-    return f"must be a multiple of log_interval (log_memory_interval={every}, log_interval={log_interval})"
+    return (
+        f"must be a multiple of log_interval (log_memory_interval={log_memory_interval}, "
+        f"log_interval={log_interval})"
+    )
 
 
+@logger_rule(
+    "L37",
+    why="they configure memory metrics, which are disabled",
+    fix="Set logger.log_memory_to_tensorboard=true, or unset them.",
+    fails={"memory_keys": {"num_ooms": "ooms"}},
+    passes={"log_memory_interval": 10, "log_memory_to_tensorboard": True},
+)
 def _idle_memory_settings(
-    keys: Mapping[str, str] | None, every: int | None, allocator: bool, device: bool
-) -> str | None:
-    if keys and not allocator:
-        return f"requires log_memory_to_tensorboard (memory_keys={keys})"
-    if every is not None and not (allocator or device):
-        return f"log_memory_interval={every} requires log_memory_to_tensorboard or log_device_memory_used"
+    memory_keys, log_memory_interval, log_memory_to_tensorboard, log_device_memory_used
+):
+    if memory_keys and not log_memory_to_tensorboard:
+        return f"requires log_memory_to_tensorboard (memory_keys={memory_keys})"
+    if log_memory_interval is not None and not (log_memory_to_tensorboard or log_device_memory_used):
+        return f"log_memory_interval={log_memory_interval} requires log_memory_to_tensorboard or log_device_memory_used"
     return None
 
 
@@ -140,8 +198,17 @@ def _norms_of_tensors(steps: list[int] | None, *on: bool | None) -> str | None:
     return f"is {steps} under Megatron-FSDP" if steps and any(on) else None
 
 
-def _hooks_in_graphs(steps: list[int] | None, graphs: str | None) -> str | None:
-    return f"requires cuda_graph_impl=none ({graphs})" if steps and graphs not in (None, "none") else None
+@logger_rule(
+    "T36b",
+    why="a captured graph calls no hooks, so that the outputs of its modules would be missing",
+    fix="Set model.cuda_graph_impl=none, or logger.tensor_norms_steps=null.",
+    fails={"tensor_norms_steps": [5], "model__cuda_graph_impl": "local"},
+    passes={"model__cuda_graph_impl": "none"},
+)
+def _hooks_in_graphs(tensor_norms_steps, model__cuda_graph_impl):
+    if tensor_norms_steps and model__cuda_graph_impl not in (None, "none"):
+        return f"requires cuda_graph_impl=none ({model__cuda_graph_impl})"
+    return None
 
 
 RULES: tuple[Rule, ...] = (
@@ -190,16 +257,7 @@ RULES: tuple[Rule, ...] = (
         fails=("short", True),
         passes=("short", False),
     ),
-    rule(
-        "L10",
-        "logger.timing_log_level",
-        _timers,
-        why="such a timer synchronizes the host with the device at both ends of each part, which slows down the step;"
-        " the trainer measures complete steps",
-        fix="Set it to 0, and measure parts of a step with the profiler.",
-        fails=(1,),
-        passes=(-1,),
-    ),
+    _timers,
     *(
         unsupported(f"L{number}", f"logger.{field}", neutral, fails=requested, fix=fix)
         for number, field, neutral, requested, fix in _INERT
@@ -226,54 +284,11 @@ RULES: tuple[Rule, ...] = (
         "comet_experiment_name comet_workspace comet_api_key comet_tags",
         "Comet",
     ),
-    rule(
-        "L35",
-        "logger.mlflow_tracking_uri",
-        _password_in_address,
-        why="a configuration is printed, and stored in the run folder and in checkpoints",
-        fix="Remove user and password, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.",
-        fails=("https://me:secret@mlflow.example",),
-        passes=("https://mlflow.example",),
-    ),
-    rule(
-        "L36",
-        within("logger", "log_memory_interval log_interval"),
-        _memory_interval,
-        why="memory is measured at the end of a log interval",
-        fix="Set it to a multiple of logger.log_interval, or to None for every log interval.",
-        fails=(15, 10),
-        passes=(20, 10),
-    ),
-    rule(
-        "L50",
-        "logger.tensor_norms_steps",
-        _before_the_first,
-        why="no such step is made",
-        fix="Give numbers of steps from 1.",
-        fails=([0, 5],),
-        passes=([4, 5],),
-    ),
-    as_warning(
-        rule(
-            "L38",
-            within("logger", "tensorboard_log_interval log_interval"),
-            _rarely_coincide,
-            why="throughput, memory, times and norms are measured at the end of a log interval and written only where"
-            " both intervals end",
-            fix="Make one of them a multiple of the other.",
-            fails=(3, 10),
-            passes=(5, 10),
-        )
-    ),
-    rule(
-        "L37",
-        within("logger", "memory_keys log_memory_interval log_memory_to_tensorboard log_device_memory_used"),
-        _idle_memory_settings,
-        why="they configure memory metrics, which are disabled",
-        fix="Set logger.log_memory_to_tensorboard=true, or unset them.",
-        fails=({"num_ooms": "ooms"}, None, False, False),
-        passes=({"num_ooms": "ooms"}, 10, True, False),
-    ),
+    _password_in_address,
+    _memory_interval,
+    _before_the_first,
+    _rarely_coincide,
+    _idle_memory_settings,
     Rule(
         id="T36",
         fields=("logger.log_l2_norm_grad_to_tensorboard", *_FSDP),
@@ -294,14 +309,6 @@ RULES: tuple[Rule, ...] = (
         fails={**dict.fromkeys(_FSDP, True), "logger.tensor_norms_steps": [5]},
         passes={**dict.fromkeys(_FSDP, True), "logger.tensor_norms_steps": None},
     ),
-    rule(
-        "T36b",
-        ("logger.tensor_norms_steps", "model.cuda_graph_impl"),
-        _hooks_in_graphs,
-        why="a captured graph calls no hooks, so that the outputs of its modules would be missing",
-        fix="Set model.cuda_graph_impl=none, or logger.tensor_norms_steps=null.",
-        fails=([5], "local"),
-        passes=([5], "none"),
-    ),
+    _hooks_in_graphs,
     *PROFILING_RULES,
 )

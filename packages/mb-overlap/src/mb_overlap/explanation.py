@@ -8,7 +8,7 @@ from mb_overlap.field_access import read_field
 from mb_overlap.resolve import Decision
 from mb_overlap.rules.conditions import EP_OVERLAP
 from mb_overlap.rules.embedding import DEFER_EMBEDDING_WGRAD
-from mb_overlap.rules.tensor import NEEDS
+from mb_overlap.rules.tensor import NEEDS, TENSOR_PARALLEL
 from mb_overlap.setup import OverlapPlan, OverlapRejectedError, find_request_conflicts, make_plan
 from mb_overlap.software_versions import SoftwareVersions, detect_versions
 from mb_overlap.target_sections import TargetSections
@@ -141,20 +141,15 @@ def _section_setting(field: str, plan: OverlapPlan) -> list[str]:
 
 
 def _tensor_parallel_needs(plan: OverlapPlan) -> list[str]:
-    layout = plan.layout
-    values = (
-        (True, layout.tp),
-        (True, max(layout.tp, 2), layout.sequence_parallel),
-        (True, layout.transformer_engine),
-        (True, layout.transformer_impl),
-    )
+    requested = {"comm_overlap.tp_comm_overlap": True, **plan.layout.values()}
+    with_tp = {**requested, "model.tensor_model_parallel_size": max(plan.layout.tp, 2)}
     return [
         rule.fix.partition(" or comm_overlap")[0]
         .removeprefix("Set ")
         .removesuffix(",")
         .removeprefix("Install ")
-        for rule, rule_values in zip(NEEDS, values, strict=True)
-        if rule.test(*rule_values)
+        for rule in NEEDS
+        if rule.message(requested if rule is TENSOR_PARALLEL else with_tp)
     ]
 
 

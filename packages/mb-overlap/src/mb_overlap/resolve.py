@@ -79,6 +79,17 @@ class ParallelLayout:
         """Whether stages hold several model chunks, so that the interleaved schedule applies."""
         return self.pp > 1 and (self.vp or 1) > 1
 
+    def values(self) -> dict[str, object]:
+        """Return what rules read of the layout, by path."""
+        return {
+            "model.tensor_model_parallel_size": self.tp,
+            "model.pipeline_model_parallel_size": self.pp,
+            "model.virtual_pipeline_model_parallel_size": self.vp,
+            "model.sequence_parallel": self.sequence_parallel,
+            "model.transformer_impl": self.transformer_impl,
+            "facts.transformer_engine": self.transformer_engine,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -125,13 +136,9 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
     if not requests.get("tp_comm_overlap"):
         off = Decision(value=False, rule="O01", why="not requested")
         return {"tp_comm_overlap": _from_request(False) if "tp_comm_overlap" in requests else off}
-    for rule, values in (
-        (TENSOR_PARALLEL, (True, layout.tp)),
-        (SEQUENCE_PARALLEL, (True, layout.tp, layout.sequence_parallel)),
-        (TRANSFORMER_ENGINE, (True, layout.transformer_engine)),
-        (ENGINE_LAYERS, (True, layout.transformer_impl)),
-    ):
-        if problem := rule.check(dict(zip(rule.fields, values, strict=True))):
+    values = {"comm_overlap.tp_comm_overlap": True, **layout.values()}
+    for rule in (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS):
+        if problem := rule.check(values):
             return {
                 "tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem.sentence, rejected=True)
             }
@@ -141,9 +148,10 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
 
 def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
     requested = (requests.get("overlap_p2p_comm"), requests.get("batch_p2p_comm"))
-    if conflict := P2P_COMM.check(
-        dict(zip(P2P_COMM.fields, (*requested, layout.pp, layout.vp), strict=True))
-    ):
+    requests_by_path = dict(
+        zip(("comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"), requested, strict=True)
+    )
+    if conflict := P2P_COMM.check({**requests_by_path, **layout.values()}):
         raise OverlapConflictError([conflict])
     overlap, batch = choose_p2p_comm(layout.pp, layout.vp, *requested)
     if layout.interleaved:

@@ -1,21 +1,41 @@
 """Rules on the section `rerun_state_machine`. Standard library only."""
 
+from functools import partial
+
 from mb_resilience.rule_kinds import Defaults, without_effect
 from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
-from mb_schema.rule_kinds import rule, within
+from mb_schema.rule_kinds import rule, section_rule, within
 from mb_schema.rules import Rule
 
+rerun_state_machine_rule = partial(section_rule, "rerun_state_machine")
 
-def _has_loss_check(mode: str, finite: bool, spiky: bool) -> str | None:
-    if mode == "disabled" or finite or spiky:
+
+@rerun_state_machine_rule(
+    "R06",
+    why="a step is rerun if a check rejects its loss, and no check is enabled",
+    fix="Set rerun_state_machine.check_for_nan_in_loss=true, or rerun_state_machine.rerun_mode=disabled.",
+    fails={"rerun_mode": "validate_results"},
+    passes={"check_for_nan_in_loss": True},
+)
+def _has_loss_check(rerun_mode, check_for_nan_in_loss, check_for_spiky_loss):
+    if rerun_mode == "disabled" or check_for_nan_in_loss or check_for_spiky_loss:
         return None
-    return f"rerun_mode={mode} with check_for_nan_in_loss=false and check_for_spiky_loss=false"
+    return f"rerun_mode={rerun_mode} with check_for_nan_in_loss=false and check_for_spiky_loss=false"
 
 
-def _injection_valid(rate: int, mode: str) -> str | None:
-    if rate < 0:
-        return f"error_injection_rate={rate} is not a valid number of checks"
-    return f"error_injection_rate={rate} with rerun_mode=disabled" if rate and mode == "disabled" else None
+@rerun_state_machine_rule(
+    "R08",
+    why="injected results test the state machine, which injects none while it is disabled",
+    fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
+    fails={"error_injection_rate": 1000, "rerun_mode": "disabled"},
+    passes={"rerun_mode": "validate_results"},
+)
+def _injection_valid(error_injection_rate, rerun_mode):
+    if error_injection_rate < 0:
+        return f"error_injection_rate={error_injection_rate} is not a valid number of checks"
+    if error_injection_rate and rerun_mode == "disabled":
+        return f"error_injection_rate={error_injection_rate} with rerun_mode=disabled"
+    return None
 
 
 _CHECKS = "check_for_nan_in_loss check_for_spiky_loss check_loss_immediately rerun_mode"
@@ -33,33 +53,19 @@ def _loss_read_in_graph(
 
 
 _RULES = (
-    rule(
-        "R06",
-        within("rerun_state_machine", "rerun_mode check_for_nan_in_loss check_for_spiky_loss"),
-        _has_loss_check,
-        why="a step is rerun if a check rejects its loss, and no check is enabled",
-        fix="Set rerun_state_machine.check_for_nan_in_loss=true, or rerun_state_machine.rerun_mode=disabled.",
-        fails=("validate_results", False, False),
-        passes=("validate_results", True, False),
-    ),
-    rule(
+    _has_loss_check,
+    rerun_state_machine_rule(
         "R07",
-        "rerun_state_machine.spiky_loss_factor",
-        lambda factor: None if factor > 1 else f"spiky_loss_factor={factor} is not above 1",
         why="a loss is suspicious at this multiple of the largest of the first hundred losses, which are normal",
         fix="Set it above 1, such as 10.",
-        fails=(0.5,),
-        passes=(10.0,),
+        fails={"spiky_loss_factor": 0.5},
+        passes={"spiky_loss_factor": 10.0},
+    )(
+        lambda spiky_loss_factor: (
+            None if spiky_loss_factor > 1 else f"spiky_loss_factor={spiky_loss_factor} is not above 1"
+        )
     ),
-    rule(
-        "R08",
-        within("rerun_state_machine", "error_injection_rate rerun_mode"),
-        _injection_valid,
-        why="injected results test the state machine, which injects none while it is disabled",
-        fix="Set rerun_state_machine.rerun_mode=validate_results, or the rate to 0.",
-        fails=(1000, "disabled"),
-        passes=(1000, "validate_results"),
-    ),
+    _injection_valid,
     rule(
         "V127",
         (*within("rerun_state_machine", _CHECKS), *GRAPH_FIELDS),

@@ -1,5 +1,7 @@
 """Rules of the `checkpoint` section: constraints on its values, and rejection of unsupported options."""
 
+from functools import partial
+
 from mb_checkpoint.errors import CheckpointRulesError
 from mb_checkpoint.rules import other_sections
 from mb_checkpoint.rules.conditions import (
@@ -35,63 +37,38 @@ from mb_schema.rule_kinds import (
     other_than,
     requires,
     rule,
+    section_rule,
     with_fallback,
     within,
 )
 from mb_schema.rules import Problem, Rule, check, refuse
 
+checkpoint_rule = partial(section_rule, "checkpoint")
+
 _MANAGER = "checkpoint.custom_manager_class"
 
-_SOURCE: dict[str, object] = {
-    _MANAGER: None,
-    "checkpoint.finetune": False,
-    "checkpoint.non_persistent_ckpt_type": None,
-    "checkpoint.non_persistent_global_ckpt_dir": None,
-    "checkpoint.non_persistent_local_ckpt_dir": None,
-    "facts.same_machine": True,
-}
-
 CONSISTENCY = (
-    rule(
+    checkpoint_rule(
         "V064",
-        "checkpoint.pretrained_checkpoint",
-        pretrained_exists,
         why="a run with initial weights must not start from random ones",
         fix="Set checkpoint.pretrained_checkpoint to an existing folder, or leave it out.",
-        fails=("/no/such/checkpoint",),
-        passes=(None,),
-    ),
-    Rule(
-        id="CK41",
-        fields=(
-            "checkpoint.load",
-            "checkpoint.save",
-            "checkpoint.finetune",
-            "checkpoint.non_persistent_ckpt_type",
-            "checkpoint.non_persistent_global_ckpt_dir",
-            "checkpoint.non_persistent_local_ckpt_dir",
-            _MANAGER,
-            "facts.same_machine",
-        ),
-        test=load_has_checkpoint,
+        fails={"pretrained_checkpoint": "/no/such/checkpoint"},
+        passes={"pretrained_checkpoint": None},
+    )(pretrained_exists),
+    checkpoint_rule(
+        "CK41",
         why="a run that names its source must not start from random weights; only a load equal to save may be empty",
         fix="Correct checkpoint.load, or leave it out to resume from the run's own folder.",
-        fails={**_SOURCE, "checkpoint.load": "/no/such/run", "checkpoint.save": "runs/new/checkpoints"},
-        passes={
-            **_SOURCE,
-            "checkpoint.load": "runs/new/checkpoints",
-            "checkpoint.save": "runs/new/checkpoints",
-        },
-    ),
-    rule(
+        fails={"load": "/no/such/run", "save": "runs/new/checkpoints", "same_machine": True},
+        passes={"load": "runs/new/checkpoints"},
+    )(load_has_checkpoint),
+    checkpoint_rule(
         "CK42",
-        ("checkpoint.pretrained_checkpoint", _MANAGER, "facts.same_machine"),
-        pretrained_has_checkpoint,
         why="a run with initial weights must not start from random ones",
         fix="Name a folder with trackers and iter_* folders, or one iter_* folder.",
-        fails=("/", None, True),
-        passes=(None, None, True),
-    ),
+        fails={"pretrained_checkpoint": "/"},
+        passes={"pretrained_checkpoint": None},
+    )(pretrained_has_checkpoint),
     implied_by(
         "CK41",
         rule(
@@ -104,24 +81,20 @@ CONSISTENCY = (
             passes=(100, "/", None, True, "s3://bucket/run"),
         ),
     ),
-    rule(
+    checkpoint_rule(
         "CK53",
-        (*within("checkpoint", "storage storage_options save"), "facts.same_machine"),
-        storage_can_be_opened,
         why="the checkpoints of the run would not be copied there",
         fix="Correct checkpoint.storage and checkpoint.storage_options, or leave checkpoint.storage out.",
-        fails=("nonsense://bucket/run", {}, None, True),
-        passes=("/mnt/storage/run", {}, None, True),
-    ),
-    rule(
+        fails={"storage": "nonsense://bucket/run"},
+        passes={"storage": "/mnt/storage/run"},
+    )(storage_can_be_opened),
+    checkpoint_rule(
         "CK54",
-        "checkpoint.storage_options",
-        options_are_not_secret,
         why="the section is stored with every checkpoint",
         fix="Put credentials into the environment or the configuration file of the provider, such as AWS_PROFILE.",
-        fails=({"secret": "x"},),
-        passes=({"endpoint_url": "http://127.0.0.1:9000"},),
-    ),
+        fails={"storage_options": {"secret": "x"}},
+        passes={"storage_options": {"endpoint_url": "http://127.0.0.1:9000"}},
+    )(options_are_not_secret),
     requires(
         "CK55",
         {"checkpoint.storage": SET},
@@ -148,15 +121,13 @@ CONSISTENCY = (
         fails=({"anon": True}, None),
         passes=({"anon": True}, "s3://bucket/run"),
     ),
-    rule(
+    checkpoint_rule(
         "CK60",
-        ("checkpoint.best_metric", "checkpoint.save_interval", "validation.eval_interval"),
-        best_metric_is_measured,
         why="a checkpoint is compared by the metric of an evaluation at its step",
         fix="Set checkpoint.save_interval to a multiple of validation.eval_interval.",
-        fails=("lm loss", 100, 40),
-        passes=("lm loss", 100, 50),
-    ),
+        fails={"best_metric": "lm loss", "save_interval": 100, "validation__eval_interval": 40},
+        passes={"validation__eval_interval": 50},
+    )(best_metric_is_measured),
     excludes(
         "CK61",
         {"checkpoint.best_metric": SET, _MANAGER: SET},
@@ -182,24 +153,20 @@ CONSISTENCY = (
         fails=(True, True),
         passes=(True, False),
     ),
-    rule(
+    checkpoint_rule(
         "V066",
-        within("checkpoint", "async_save save use_persistent_ckpt_worker"),
-        async_save_has_folder,
         why="a background save needs a folder, and a worker that outlives the single save",
         fix="Set checkpoint.save and checkpoint.use_persistent_ckpt_worker=true, or async_save=false.",
-        fails=(True, None, True),
-        passes=(True, "checkpoints", True),
-    ),
-    rule(
+        fails={"async_save": True, "use_persistent_ckpt_worker": True},
+        passes={"save": "checkpoints"},
+    )(async_save_has_folder),
+    checkpoint_rule(
         "V067",
-        within("checkpoint", "also_save_hf_checkpoint ckpt_format non_persistent_ckpt_type"),
-        hugging_face_has_weights,
         why="the Hugging Face format is written from complete weights on the shared file system",
         fix="Use checkpoint.ckpt_format=torch_dist and no local non-persistent checkpoints.",
-        fails=(True, "fsdp_dtensor", None),
-        passes=(True, "torch_dist", None),
-    ),
+        fails={"also_save_hf_checkpoint": True, "ckpt_format": "fsdp_dtensor"},
+        passes={"ckpt_format": "torch_dist"},
+    )(hugging_face_has_weights),
     excludes(
         "CK22",
         {"checkpoint.also_save_hf_checkpoint": True, "checkpoint.custom_manager_class": SET},
@@ -235,15 +202,13 @@ CONSISTENCY = (
         fails=(8, False),
         passes=(8, True),
     ),
-    rule(
+    checkpoint_rule(
         "CK58",
-        ("checkpoint.hf_source_path", "facts.same_machine"),
-        source_is_folder,
         why="its small files, such as generation_config.json, are copied from it",
         fix="Name a folder in Hugging Face format, or leave out checkpoint.hf_source_path.",
-        fails=("/dev/null", True),
-        passes=(None, True),
-    ),
+        fails={"hf_source_path": "/dev/null"},
+        passes={"hf_source_path": None},
+    )(source_is_folder),
     requires(
         "CK24",
         {"checkpoint.use_mp_args_from_checkpoint_args": True},
@@ -273,18 +238,14 @@ CONSISTENCY = (
         fails=(True, True),
         passes=(True, False),
     ),
-    implied_by(
-        "CK41",
-        rule(
-            "V244",
-            within("checkpoint", "finetune pretrained_checkpoint load"),
-            finetune_has_weights,
-            why="fine-tuning needs initial weights",
-            fix="Set checkpoint.pretrained_checkpoint, or checkpoint.finetune=false.",
-            fails=(True, None, None),
-            passes=(True, "/checkpoints/base", None),
-        ),
-    ),
+    checkpoint_rule(
+        "V244",
+        why="fine-tuning needs initial weights",
+        fix="Set checkpoint.pretrained_checkpoint, or checkpoint.finetune=false.",
+        fails={"finetune": True},
+        passes={"pretrained_checkpoint": "/checkpoints/base"},
+        implied_by="CK41",
+    )(finetune_has_weights),
     implied_by(
         "CK03",
         requires(
@@ -309,15 +270,13 @@ CONSISTENCY = (
         fails=(False, True, "torch"),
         passes=(False, True, "torch_dist"),
     ),
-    rule(
+    checkpoint_rule(
         "CK01",
-        "checkpoint.most_recent_k",
-        most_recent_k_is_valid,
         why="-1 keeps every checkpoint and a positive number keeps that many; 0 would delete the newest one",
         fix="Set checkpoint.most_recent_k=-1, or to 1 or more.",
-        fails=(0,),
-        passes=(2,),
-    ),
+        fails={"most_recent_k": 0},
+        passes={"most_recent_k": 2},
+    )(most_recent_k_is_valid),
     in_range(
         "CK02",
         "checkpoint.storage_writers_per_rank",
@@ -337,15 +296,13 @@ CONSISTENCY = (
         fails="torch_dcp",
         passes="fsdp_dtensor",
     ),
-    rule(
+    checkpoint_rule(
         "CK04",
-        "checkpoint.dist_ckpt_strictness",
-        strictness_returns_no_lists,
         why="the return_* settings return lists of names, which this package does not use",
         fix="Set checkpoint.dist_ckpt_strictness=log_all or raise_all.",
-        fails=("return_all",),
-        passes=("raise_all",),
-    ),
+        fails={"dist_ckpt_strictness": "return_all"},
+        passes={"dist_ckpt_strictness": "raise_all"},
+    )(strictness_returns_no_lists),
     requires(
         "CK05",
         {"checkpoint.non_persistent_save_interval": SET},
@@ -409,15 +366,13 @@ CONSISTENCY = (
         fails=(0, None),
         passes=(100, None),
     ),
-    rule(
+    checkpoint_rule(
         "CK13",
-        ("checkpoint.non_persistent_ckpt_type", "facts.nvidia_resiliency_ext_installed"),
-        local_library_is_installed,
         why="local checkpoints are written and read by that library",
         fix="Install mb-checkpoint[nvrx], or set checkpoint.non_persistent_ckpt_type=global.",
-        fails=("local", False),
-        passes=("local", True),
-    ),
+        fails={"non_persistent_ckpt_type": "local", "nvidia_resiliency_ext_installed": False},
+        passes={"nvidia_resiliency_ext_installed": True},
+    )(local_library_is_installed),
     rule(
         "CK50",
         "facts.nvidia_resiliency_ext_version",
@@ -462,15 +417,13 @@ CONSISTENCY = (
         fails=("fsdp_dtensor", True),
         passes=("torch_dist", True),
     ),
-    rule(
+    checkpoint_rule(
         "CK15",
-        "checkpoint.custom_manager_class",
-        manager_package_exists,
         why="the class is imported by that name when the run starts",
         fix="Give module and class, such as mine.storage.Manager, and install it or add its folder to PYTHONPATH.",
-        fails=("no_such_package.Manager",),
-        passes=("mb_checkpoint.DefaultCheckpointManager",),
-    ),
+        fails={"custom_manager_class": "no_such_package.Manager"},
+        passes={"custom_manager_class": "mb_checkpoint.DefaultCheckpointManager"},
+    )(manager_package_exists),
 )
 
 PATH_FIELDS = (

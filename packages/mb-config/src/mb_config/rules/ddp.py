@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from mb_config.rules.environment import expandable_segments
 from mb_config.rules.precision import dtype_rule
 from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
-from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, within
+from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, section_rule, within
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
 
-
-def _patterns(patterns: tuple[str, ...] | None, fp32: bool | None) -> str | None:
-    return f"{list(patterns)} are set together with grad_reduce_in_fp32" if patterns and fp32 else None
+ddp_rule = partial(section_rule, "ddp")
 
 
-def _buckets(count: int | None, size: int | None) -> str | None:
-    if count is None:
+@ddp_rule(
+    "V050a",
+    why="all gradients are then in float32",
+    fix="Set ddp.grad_reduce_in_fp32=false, or remove the patterns.",
+    fails={"param_name_patterns_for_fp32_local_accumulation": ("all",), "grad_reduce_in_fp32": True},
+    passes={"grad_reduce_in_fp32": None},
+)
+def _patterns(param_name_patterns_for_fp32_local_accumulation, grad_reduce_in_fp32):
+    if param_name_patterns_for_fp32_local_accumulation and grad_reduce_in_fp32:
+        return f"{list(param_name_patterns_for_fp32_local_accumulation)} are set together with grad_reduce_in_fp32"
+    return None
+
+
+@ddp_rule(
+    "V050b",
+    why="each determines the other",
+    fix="Set one of them, and the other to null.",
+    fails={"num_buckets": 4, "bucket_size": 1000},
+    passes={"bucket_size": None},
+)
+def _buckets(num_buckets, bucket_size):
+    if num_buckets is None:
         return None
-    if count < 1:
-        return f"must be at least 1, not {count}"
-    return f"{count} is set together with bucket_size={size}" if size is not None else None
+    if num_buckets < 1:
+        return f"must be at least 1, not {num_buckets}"
+    return (
+        f"{num_buckets} is set together with bucket_size={bucket_size}" if bucket_size is not None else None
+    )
 
 
-def _growing_buffers(user_buffers: bool | None, env: Mapping[str, str], torch: str) -> str | None:
+@ddp_rule(
+    "V050c",
+    why="torch below 2.11 cannot register memory of expandable segments",
+    fix="Remove expandable_segments from that variable, or set ddp.nccl_ub=false.",
+    fails={
+        "nccl_ub": True,
+        "env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        "torch_version": "2.10.0",
+    },
+    passes={"torch_version": "2.11.0a0+5228986c39"},
+)
+def _growing_buffers(nccl_ub, *, env, torch_version):
     variable = expandable_segments(env)
-    if not user_buffers or variable is None or at_least(torch, 2, 11):
+    if not nccl_ub or variable is None or at_least(torch_version, 2, 11):
         return None
-    return f"cannot be combined with {variable}={env[variable]} on torch {torch}"
+    return f"cannot be combined with {variable}={env[variable]} on torch {torch_version}"
 
 
 SECTION_RULES: tuple[Rule, ...] = (
@@ -41,24 +72,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails=(True,),
         passes=(True, True),
     ),
-    rule(
-        "V050a",
-        within("ddp", "param_name_patterns_for_fp32_local_accumulation grad_reduce_in_fp32"),
-        _patterns,
-        why="all gradients are then in float32",
-        fix="Set ddp.grad_reduce_in_fp32=false, or remove the patterns.",
-        fails=(("all",), True),
-        passes=(("all",),),
-    ),
-    rule(
-        "V050b",
-        within("ddp", "num_buckets bucket_size"),
-        _buckets,
-        why="each determines the other",
-        fix="Set one of them, and the other to null.",
-        fails=(4, 1000),
-        passes=(4,),
-    ),
+    _patterns,
+    _buckets,
     in_range(
         "V050d",
         "ddp.bucket_size",
@@ -75,15 +90,7 @@ SECTION_RULES: tuple[Rule, ...] = (
             "megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype",
         ),
     ),
-    rule(
-        "V050c",
-        ("ddp.nccl_ub", "facts.env", "facts.torch_version"),
-        _growing_buffers,
-        why="torch below 2.11 cannot register memory of expandable segments",
-        fix="Remove expandable_segments from that variable, or set ddp.nccl_ub=false.",
-        fails=(True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.10.0"),
-        passes=(True, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.11.0a0+5228986c39"),
-    ),
+    _growing_buffers,
 )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.fsdp import FSDP_SWITCHES
-from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule
+from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, section_rule
 from mb_schema.rules import Rule
+
+ddp_rule = partial(section_rule, "ddp")
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -20,7 +24,7 @@ _RECORDER = {
 _TIME_OUTS = ("dist.distributed_timeout_minutes", "dist.distributed_timeout_seconds_after_init")
 
 
-def _differ(ours: object, theirs: object) -> str | None:
+def _differ(ours, theirs):
     if ours is None or theirs is None or ours == theirs:
         return None
     return f"is {format_value(ours)} in ddp, but {format_value(theirs)} in optimizer"
@@ -122,26 +126,24 @@ RULES: tuple[Rule, ...] = (
         fails=(0, -1),
         passes=(1, 1),
     ),
-    rule(
+    ddp_rule(
         "V143",
-        ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-        _differ,
+        paths={"ours": "ddp.use_distributed_optimizer", "theirs": "optimizer.use_distributed_optimizer"},
         why="the wrapper and the optimizer share this setting; resolving makes both equal",
         fix="Set both to the same value.",
-        fails=(True, False),
-        passes=(True, True),
+        fails={"ours": True, "theirs": False},
+        passes={"theirs": True},
         severity="warning",
-    ),
-    rule(
+    )(_differ),
+    ddp_rule(
         "V144",
-        ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
-        _differ,
+        paths={"ours": "ddp.overlap_param_gather", "theirs": "optimizer.overlap_param_gather"},
         why="the wrapper and the optimizer share this setting; resolving makes both equal",
         fix="Set both to the same value.",
-        fails=(True, False),
-        passes=(True, True),
+        fails={"ours": True, "theirs": False},
+        passes={"theirs": True},
         severity="warning",
-    ),
+    )(_differ),
     in_range(
         "V240",
         "rng.seed",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
+
+env_vars_rule = partial(section_rule, "env_vars")
+model_rule = partial(section_rule, "model")
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that torch reads. The second is the name since torch 2.9."""
@@ -24,13 +28,29 @@ def expandable_segments(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _no_variable_name(variables: Mapping[object, object]) -> str | None:
-    wrong = [name for name in variables if not isinstance(name, str) or not name.strip() or "=" in name]
+@env_vars_rule(
+    "V001",
+    paths={"env_vars": "env_vars"},
+    why="names of variables are not empty and contain no equals sign",
+    fix="Write NAME: value.",
+    fails={"env_vars": {"": "1"}},
+    passes={"env_vars": {"NCCL_ALGO": "Ring"}},
+)
+def _no_variable_name(env_vars):
+    wrong = [name for name in env_vars if not isinstance(name, str) or not name.strip() or "=" in name]
     return f"{wrong[0]!r} is not the name of a variable" if wrong else None
 
 
-def _no_variable_value(variables: Mapping[str, object]) -> str | None:
-    for name, value in variables.items():
+@env_vars_rule(
+    "V002",
+    paths={"env_vars": "env_vars"},
+    why="the values of environment variables are text",
+    fix="Set each variable to text, a number or a boolean.",
+    fails={"env_vars": {"NCCL_ALGO": ["Ring", "Tree"]}},
+    passes={"env_vars": {"CUDA_DEVICE_MAX_CONNECTIONS": 1}},
+)
+def _no_variable_value(env_vars):
+    for name, value in env_vars.items():
         if not isinstance(value, str | int | float):  # a bool is an int
             return f"{name} is a {type(value).__name__}, not text, a number or a boolean"
     return None
@@ -44,9 +64,9 @@ _LOADS_CODE = re.compile(
 _PLUGIN = re.compile(r"NCCL_\w*PLUGIN\w*")
 
 
-def loads_code(variables: Mapping[str, object]) -> str | None:
+def loads_code(env_vars: Mapping[str, object]) -> str | None:
     """Return that a variable names code which processes would run; None if no variable does."""
-    for name, value in variables.items():
+    for name, value in env_vars.items():
         if _LOADS_CODE.fullmatch(name) or (_PLUGIN.fullmatch(name) and "/" in str(value)):
             return f"{name} is set in a configuration"
     return None
@@ -62,18 +82,31 @@ LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
 """Values with which cuBLAS and Transformer Engine are deterministic. Resolving sets the first one if none is set."""
 
 
-def _nondeterministic_nccl(
-    deterministic: bool | None, env: Mapping[str, str], backend: str | None
-) -> str | None:
+@model_rule(
+    "V141",
+    paths={"env": "facts.env"},
+    why="NCCL otherwise selects the algorithm, and with it the order of additions",
+    fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
+    fails={"deterministic_mode": True, "env": {"NCCL_ALGO": "Ring,Tree"}},
+    passes={"env": {"NCCL_ALGO": "Ring"}},
+)
+def _nondeterministic_nccl(deterministic_mode, env, dist__distributed_backend):
     found = env.get("NCCL_ALGO")
-    if not deterministic or backend == "gloo" or found in ALGORITHMS:
+    if not deterministic_mode or dist__distributed_backend == "gloo" or found in ALGORITHMS:
         return None
     state = "it is unset" if found is None else f"it is {found}"
     return f"requires the environment variable NCCL_ALGO to be one of {', '.join(ALGORITHMS)}, but {state}"
 
 
-def _nondeterministic_libraries(deterministic: bool | None, env: Mapping[str, str]) -> str | None:
-    if not deterministic:
+@model_rule(
+    "V142",
+    why="cuBLAS and Transformer Engine otherwise select nondeterministic kernels",
+    fix="Unset that variable: resolving sets it to a supported value.",
+    fails={"deterministic_mode": True, "env": {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}},
+    passes={"env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+)
+def _nondeterministic_libraries(deterministic_mode, *, env):
+    if not deterministic_mode:
         return None
     for name, allowed in LIBRARY_SETTINGS.items():
         if env.get(name, allowed[0]) not in allowed:
@@ -81,12 +114,23 @@ def _nondeterministic_libraries(deterministic: bool | None, env: Mapping[str, st
     return None
 
 
-def _disabled_offloading(offloading: bool | None, version: str, env: Mapping[str, str]) -> str | None:
+@model_rule(
+    "V149",
+    why="Megatron Core uses the first of its two offloading interfaces, which is disabled since version 2.10",
+    fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
+    fails={"fine_grained_activation_offloading": True, "transformer_engine_version": "2.10.0", "env": {}},
+    passes={"env": {"NVTE_CPU_OFFLOAD_V1": "1"}},
+)
+def _disabled_offloading(fine_grained_activation_offloading, *, transformer_engine_version, env):
     interface = env.get("NVTE_CPU_OFFLOAD_V1")
-    if not offloading or not at_least(version, 2, 10) or interface == "1":
+    if (
+        not fine_grained_activation_offloading
+        or not at_least(transformer_engine_version, 2, 10)
+        or interface == "1"
+    ):
         return None
     found = "it is unset" if interface is None else f"it is {interface}"
-    return f"requires NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {version}, but {found}"
+    return f"requires NVTE_CPU_OFFLOAD_V1=1 with Transformer Engine {transformer_engine_version}, but {found}"
 
 
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
@@ -98,83 +142,37 @@ def registers_growing_buffers(implementation: str | None, env: Mapping[str, str]
     return expandable_segments(env) if implementation == "transformer_engine" else None
 
 
-def _registered(implementation: str | None, env: Mapping[str, str]) -> str | None:
-    variable = registers_growing_buffers(implementation, env)
+@model_rule(
+    "V152b",
+    why="NCCL would register buffers of a captured collective that torch's allocator remaps, and the replay would "
+    "access unmapped memory",
+    fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or remove expandable_segments.",
+    fails={
+        "cuda_graph_impl": "transformer_engine",
+        "env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"},
+    },
+    passes={"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"}},
+)
+def _registered(cuda_graph_impl, *, env):
+    variable = registers_growing_buffers(cuda_graph_impl, env)
     if variable is None or env.get(GRAPH_REGISTER, "0") == "0":
         return None
     return f"is transformer_engine with {variable}={env[variable]} and {GRAPH_REGISTER}={env[GRAPH_REGISTER]}"
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
-        "V001",
-        "env_vars",
-        _no_variable_name,
-        why="names of variables are not empty and contain no equals sign",
-        fix="Write NAME: value.",
-        fails=({"": "1"},),
-        passes=({"NCCL_ALGO": "Ring"},),
-    ),
-    rule(
-        "V002",
-        "env_vars",
-        _no_variable_value,
-        why="the values of environment variables are text",
-        fix="Set each variable to text, a number or a boolean.",
-        fails=({"NCCL_ALGO": ["Ring", "Tree"]},),
-        passes=({"CUDA_DEVICE_MAX_CONNECTIONS": 1},),
-    ),
-    rule(
+    _no_variable_name,
+    _no_variable_value,
+    env_vars_rule(
         "EV01",
-        "env_vars",
-        loads_code,
+        paths={"env_vars": "env_vars"},
         why="processes run the libraries, modules or programs that it names, and a configuration brings no code",
         fix="Set the variable in the shell.",
-        fails=({"LD_PRELOAD": "/data/x.so"},),
-        passes=({"NCCL_NET_PLUGIN": "ofi"},),
-    ),
-    rule(
-        "V141",
-        ("model.deterministic_mode", "facts.env", "dist.distributed_backend"),
-        _nondeterministic_nccl,
-        why="NCCL otherwise selects the algorithm, and with it the order of additions",
-        fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
-        fails=(True, {"NCCL_ALGO": "Ring,Tree"}),
-        passes=(True, {"NCCL_ALGO": "Ring"}),
-    ),
-    rule(
-        "V142",
-        ("model.deterministic_mode", "facts.env"),
-        _nondeterministic_libraries,
-        why="cuBLAS and Transformer Engine otherwise select nondeterministic kernels",
-        fix="Unset that variable: resolving sets it to a supported value.",
-        fails=(True, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}),
-        passes=(True, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-    ),
-    rule(
-        "V149",
-        (
-            "model.fine_grained_activation_offloading",
-            "facts.transformer_engine_version",
-            "facts.env",
-        ),
-        _disabled_offloading,
-        why="Megatron Core uses the first of its two offloading interfaces, which is disabled since version 2.10",
-        fix="Set NVTE_CPU_OFFLOAD_V1=1 in the shell or in env_vars.",
-        fails=(True, "2.10.0", {}),
-        passes=(True, "2.10.0", {"NVTE_CPU_OFFLOAD_V1": "1"}),
-    ),
-    rule(
-        "V152b",
-        ("model.cuda_graph_impl", "facts.env"),
-        _registered,
-        why="NCCL would register buffers of a captured collective that torch's allocator remaps, and the replay would "
-        "access unmapped memory",
-        fix=f"Set {GRAPH_REGISTER}=0 or leave it unset (resolving sets it), or remove expandable_segments.",
-        fails=("transformer_engine", {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "1"}),
-        passes=(
-            "transformer_engine",
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"},
-        ),
-    ),
+        fails={"env_vars": {"LD_PRELOAD": "/data/x.so"}},
+        passes={"env_vars": {"NCCL_NET_PLUGIN": "ofi"}},
+    )(loads_code),
+    _nondeterministic_nccl,
+    _nondeterministic_libraries,
+    _disabled_offloading,
+    _registered,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
-from mb_schema.rule_kinds import requires, rule, within
+from mb_schema.rule_kinds import requires, rule, section_rule
 from mb_schema.rules import Rule
+
+ddp_rule = partial(section_rule, "ddp")
 
 FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 """Fields that enable Megatron-FSDP. One is sufficient: resolving sets the other one."""
@@ -14,8 +16,15 @@ STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _OUTER = ("no_shard", "optim")
 
 
-def _single_queue(ddp: bool | None, dist: bool | None, env: Mapping[str, str]) -> str | None:
-    if not (ddp or dist) or env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+@ddp_rule(
+    "V176",
+    why="with one queue the parameter all-gather cannot overlap with computation",
+    fix="Unset CUDA_DEVICE_MAX_CONNECTIONS in the shell and in env_vars, or set it to a different value.",
+    fails={"use_megatron_fsdp": True, "env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
+    passes={"env": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}},
+)
+def _single_queue(use_megatron_fsdp, dist__use_megatron_fsdp, *, env):
+    if not (use_megatron_fsdp or dist__use_megatron_fsdp) or env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
         return None
     return "cannot be combined with CUDA_DEVICE_MAX_CONNECTIONS=1"
 
@@ -30,15 +39,33 @@ def _other_rank_order(mapping: bool | None, *on: bool | None) -> str | None:
     return "cannot be combined with Megatron-FSDP" if mapping and any(on) else None
 
 
-def _unknown_fsdp_version(version: object) -> str | None:
-    return None if version in (None, 1) else f"Megatron-FSDP has no version {version}"
+@ddp_rule(
+    "V180",
+    why="Megatron Core 0.19 has one version, which is not configurable",
+    fix="Remove ddp.megatron_fsdp_version.",
+    fails={"megatron_fsdp_version": 2},
+    passes={"megatron_fsdp_version": None},
+)
+def _unknown_fsdp_version(megatron_fsdp_version):
+    return (
+        None
+        if megatron_fsdp_version in (None, 1)
+        else f"Megatron-FSDP has no version {megatron_fsdp_version}"
+    )
 
 
-def _strategies(inner: str | None, outer: str | None) -> str | None:
-    if inner is not None and inner not in STRATEGIES:
-        return f"{inner!r} is not one of {', '.join(STRATEGIES)}"
-    if outer is not None and outer not in _OUTER:
-        return f"outer_dp_sharding_strategy={outer!r} is not one of {', '.join(_OUTER)}"
+@ddp_rule(
+    "F01",
+    why="Megatron-FSDP has no other strategy",
+    fix="Use a name from the list.",
+    fails={"data_parallel_sharding_strategy": "full"},
+    passes={"data_parallel_sharding_strategy": "optim_grads_params"},
+)
+def _strategies(data_parallel_sharding_strategy, outer_dp_sharding_strategy):
+    if data_parallel_sharding_strategy is not None and data_parallel_sharding_strategy not in STRATEGIES:
+        return f"{data_parallel_sharding_strategy!r} is not one of {', '.join(STRATEGIES)}"
+    if outer_dp_sharding_strategy is not None and outer_dp_sharding_strategy not in _OUTER:
+        return f"outer_dp_sharding_strategy={outer_dp_sharding_strategy!r} is not one of {', '.join(_OUTER)}"
     return None
 
 
@@ -52,15 +79,7 @@ RULES: tuple[Rule, ...] = (
         fails={"dist.use_torch_fsdp2": True, "dist.use_megatron_fsdp": True},
         passes={"dist.use_megatron_fsdp": True},
     ),
-    Rule(
-        id="V176",
-        fields=(*FSDP_SWITCHES, "facts.env"),
-        test=_single_queue,
-        why="with one queue the parameter all-gather cannot overlap with computation",
-        fix="Unset CUDA_DEVICE_MAX_CONNECTIONS in the shell and in env_vars, or set it to a different value.",
-        fails={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}},
-        passes={"ddp.use_megatron_fsdp": True, "facts.env": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}},
-    ),
+    _single_queue,
     requires(
         "V177",
         {"ddp.fsdp_manual_registration": True},
@@ -92,22 +111,6 @@ RULES: tuple[Rule, ...] = (
         fails=(True, True),
         passes=(True,),
     ),
-    rule(
-        "V180",
-        "ddp.megatron_fsdp_version",
-        _unknown_fsdp_version,
-        why="Megatron Core 0.19 has one version, which is not configurable",
-        fix="Remove ddp.megatron_fsdp_version.",
-        fails=(2,),
-        passes=(None,),
-    ),
-    rule(
-        "F01",
-        within("ddp", "data_parallel_sharding_strategy outer_dp_sharding_strategy"),
-        _strategies,
-        why="Megatron-FSDP has no other strategy",
-        fix="Use a name from the list.",
-        fails=("full",),
-        passes=("optim_grads_params",),
-    ),
+    _unknown_fsdp_version,
+    _strategies,
 )

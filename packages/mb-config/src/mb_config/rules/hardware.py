@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 
 from mb_config.resolve.precision_table import precision_field
 from mb_schema.gpu_capabilities import KNOWN, unsupported_format
 from mb_schema.gpu_names import find_short_name, short_name
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+
+dist_rule = partial(section_rule, "dist")
+facts_rule = partial(section_rule, "facts")
+mixed_precision_rule = partial(section_rule, "mixed_precision")
 
 NVLINK_GPUS: Mapping[str, int] = {
     **dict.fromkeys(("a100", "a800", "h20", "h100", "h200", "h800", "b200", "b300"), 8),
@@ -37,51 +42,55 @@ def nvlink_gpus(gpu: str) -> int | None:
     return NVLINK_GPUS.get(find_short_name(gpu, KNOWN) or "")
 
 
-def _shared_gpus(processes: int, gpus: int, mapped: bool | None) -> str | None:
-    if mapped or processes <= gpus:
+@dist_rule(
+    "H05",
+    paths={"local_world_size": "facts.local_world_size", "gpus_per_node": "facts.gpus_per_node"},
+    why="each process of a machine uses the GPU with its local rank as index",
+    fix="Start at most one process for each visible GPU (CUDA_VISIBLE_DEVICES), or set "
+    "dist.external_gpu_device_mapping=true if the launcher makes one GPU visible to each process.",
+    fails={"local_world_size": 8, "gpus_per_node": 4},
+    passes={"local_world_size": 4},
+)
+def _shared_gpus(local_world_size, gpus_per_node, external_gpu_device_mapping):
+    if external_gpu_device_mapping or local_world_size <= gpus_per_node:
         return None
-    return f"{processes} processes on a machine with {gpus} visible GPU{'s' if gpus > 1 else ''}"
+    return (
+        f"{local_world_size} processes on a machine with {gpus_per_node} visible "
+        f"GPU{'s' if gpus_per_node > 1 else ''}"
+    )
 
 
-def _unknown(gpu: str) -> str | None:
+@facts_rule(
+    "H01",
+    why="rules on GPUs cannot be checked for an unknown GPU",
+    fix="Use one of these names or a name that nvidia-smi prints, or leave it unset.",
+    fails={"gpu": "h10"},
+    passes={"gpu": "h100"},
+)
+def _unknown(*, gpu):
     if find_short_name(gpu, KNOWN):
         return None
     near = get_close_matches(gpu.lower(), KNOWN, n=3, cutoff=0.5) or KNOWN
     return f"{gpu!r} is not a known GPU; the nearest names are {', '.join(near)}"
 
 
-def _recipe_fits(precision: object, gpu: str) -> str | None:
-    requested = {name: precision_field(precision, name) for name in ("bf16", "fp8", "fp8_recipe", "fp4")}
+@mixed_precision_rule(
+    "H02",
+    paths={"mixed_precision": "mixed_precision"},
+    why="its tensor cores do not support this format",
+    fix="Choose a different mixed_precision or GPU.",
+    fails={"mixed_precision": "bf16_with_mxfp8_mixed", "gpu": "h100"},
+    passes={"gpu": "b200"},
+)
+def _recipe_fits(mixed_precision, *, gpu):
+    requested = {
+        name: precision_field(mixed_precision, name) for name in ("bf16", "fp8", "fp8_recipe", "fp4")
+    }
     return unsupported_format(gpu, **requested)
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
-        "H01",
-        "facts.gpu",
-        _unknown,
-        why="rules on GPUs cannot be checked for an unknown GPU",
-        fix="Use one of these names or a name that nvidia-smi prints, or leave it unset.",
-        fails=("h10",),
-        passes=("h100",),
-    ),
-    rule(
-        "H02",
-        ("mixed_precision", "facts.gpu"),
-        _recipe_fits,
-        why="its tensor cores do not support this format",
-        fix="Choose a different mixed_precision or GPU.",
-        fails=("bf16_with_mxfp8_mixed", "h100"),
-        passes=("bf16_with_mxfp8_mixed", "b200"),
-    ),
-    rule(
-        "H05",
-        ("facts.local_world_size", "facts.gpus_per_node", "dist.external_gpu_device_mapping"),
-        _shared_gpus,
-        why="each process of a machine uses the GPU with its local rank as index",
-        fix="Start at most one process for each visible GPU (CUDA_VISIBLE_DEVICES), or set "
-        "dist.external_gpu_device_mapping=true if the launcher makes one GPU visible to each process.",
-        fails=(8, 4),
-        passes=(4, 4),
-    ),
+    _unknown,
+    _recipe_fits,
+    _shared_gpus,
 )

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mb_config.rules.batch_sizes import is_valid_ramp, is_valid_schedule
-from mb_config.rules.parallelism import SIZES, data_parallel_size
+from mb_config.rules.parallelism import data_parallel_size
 from mb_config.schedules.batch_stages import growing_stages, scheduled_stages
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+
+train_rule = partial(section_rule, "train")
+validation_rule = partial(section_rule, "validation")
+
+
+_WHY = (
+    "a virtual stage processes its microbatches in groups of microbatch_group_size_per_vp_stage (null: pp), and each "
+    "group, including the last one, must fill the pipeline"
+)
 
 
 def _sizes(batch: int | None, ramp: list[int] | None, text: str | None) -> list[int]:
@@ -35,99 +47,93 @@ def _uneven_groups(sizes: list[int], *, unit: int, pp: int, group: int, lenient:
     return None
 
 
+@train_rule(
+    "TR11",
+    paths={"world_size": "facts.world_size"},
+    why=_WHY,
+    fix="Choose batch sizes that, in every stage of the training, are multiples of "
+    "micro_batch_size x data parallel x group, or set model.virtual_pipeline_model_parallel_size=null.",
+    fails={"global_batch_size": 3, "micro_batch_size": 1, "vp": 2, "world_size": 2, "pp": 2},
+    passes={"global_batch_size": 4},
+)
 def _training(
-    batch: int | None,
-    micro: int | None,
-    ramp: list[int] | None,
-    text: str | None,
-    lenient: bool | None,
-    group: int | None,
-    vp: int | None,
-    world: int,
-    tp: int | None,
-    pp: int | None,
-    cp: int | None,
-) -> str | None:
-    dp = data_parallel_size(world, tp, pp, cp)
-    if (vp or 1) < 2 or not pp or pp < 2 or dp is None or not micro or micro < 1:
+    global_batch_size,
+    micro_batch_size,
+    rampup_batch_size,
+    step_batch_size_schedule,
+    decrease_batch_size_if_needed,
+    model__microbatch_group_size_per_vp_stage,
+    vp,
+    world_size,
+    tp,
+    pp,
+    cp,
+):
+    dp = data_parallel_size(world_size, tp, pp, cp)
+    if (vp or 1) < 2 or not pp or pp < 2 or dp is None or not micro_batch_size or micro_batch_size < 1:
         return None
     return _uneven_groups(
-        _sizes(batch, ramp, text), unit=micro * dp, pp=pp, group=group or pp, lenient=bool(lenient)
+        _sizes(global_batch_size, rampup_batch_size, step_batch_size_schedule),
+        unit=micro_batch_size * dp,
+        pp=pp,
+        group=model__microbatch_group_size_per_vp_stage or pp,
+        lenient=bool(decrease_batch_size_if_needed),
     )
 
 
-def _evaluation(
-    eval_batch: int | None,
-    eval_micro: int | None,
-    iters: int | None,
-    batch: int | None,
-    micro: int | None,
-    text: str | None,
-    lenient: bool | None,
-    group: int | None,
-    vp: int | None,
-    world: int,
-    tp: int | None,
-    pp: int | None,
-    cp: int | None,
-    eval_cp: int | None,
-) -> str | None:
-    as_trained = eval_batch in (None, batch) and eval_micro in (None, micro) and eval_cp in (None, cp)
-    if iters == 0 or (as_trained and text is None):
-        return None  # as in training, which TR11 checks
-    lenient = lenient and eval_batch in (None, batch)  # a separate batch size is not rounded down
-    return _training(
-        eval_batch or batch, eval_micro or micro, None, None, lenient, group, vp, world, tp, pp, eval_cp or cp
-    )
-
-
-_GROUP = ("model.microbatch_group_size_per_vp_stage", "model.virtual_pipeline_model_parallel_size")
-_WHY = (
-    "a virtual stage processes its microbatches in groups of microbatch_group_size_per_vp_stage (null: pp), and each "
-    "group, including the last one, must fill the pipeline"
+@validation_rule(
+    "TR12",
+    paths={"world_size": "facts.world_size"},
+    why=_WHY,
+    fix="Choose a validation.eval_global_batch_size that is a multiple of "
+    "eval_micro_batch_size x data parallel x group.",
+    fails={"eval_global_batch_size": 3, "eval_micro_batch_size": 1, "vp": 2, "world_size": 2, "pp": 2},
+    passes={"eval_global_batch_size": 4},
 )
-_LAYOUT = {"facts.world_size": 2, SIZES[0]: 1, SIZES[1]: 2, SIZES[2]: 1, _GROUP[1]: 2}
+def _evaluation(
+    eval_global_batch_size,
+    eval_micro_batch_size,
+    eval_iters,
+    train__global_batch_size,
+    train__micro_batch_size,
+    train__step_batch_size_schedule,
+    train__decrease_batch_size_if_needed,
+    model__microbatch_group_size_per_vp_stage,
+    vp,
+    world_size,
+    tp,
+    pp,
+    cp,
+    dist__eval_context_parallel_size,
+):
+    as_trained = (
+        eval_global_batch_size in (None, train__global_batch_size)
+        and eval_micro_batch_size in (None, train__micro_batch_size)
+        and dist__eval_context_parallel_size in (None, cp)
+    )
+    if eval_iters == 0 or (as_trained and train__step_batch_size_schedule is None):
+        return None  # as in training, which TR11 checks
+    # a separate batch size is not rounded down
+    lenient = train__decrease_batch_size_if_needed and eval_global_batch_size in (
+        None,
+        train__global_batch_size,
+    )
+    return _training.test(
+        global_batch_size=eval_global_batch_size or train__global_batch_size,
+        micro_batch_size=eval_micro_batch_size or train__micro_batch_size,
+        rampup_batch_size=None,
+        step_batch_size_schedule=None,
+        decrease_batch_size_if_needed=lenient,
+        model__microbatch_group_size_per_vp_stage=model__microbatch_group_size_per_vp_stage,
+        vp=vp,
+        world_size=world_size,
+        tp=tp,
+        pp=pp,
+        cp=dist__eval_context_parallel_size or cp,
+    )
+
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="TR11",
-        fields=(
-            "train.global_batch_size",
-            "train.micro_batch_size",
-            "train.rampup_batch_size",
-            "train.step_batch_size_schedule",
-            "train.decrease_batch_size_if_needed",
-            *_GROUP,
-            "facts.world_size",
-            *SIZES,
-        ),
-        test=_training,
-        why=_WHY,
-        fix="Choose batch sizes that, in every stage of the training, are multiples of "
-        "micro_batch_size x data parallel x group, or set model.virtual_pipeline_model_parallel_size=null.",
-        fails={**_LAYOUT, "train.global_batch_size": 3, "train.micro_batch_size": 1},
-        passes={**_LAYOUT, "train.global_batch_size": 4, "train.micro_batch_size": 1},
-    ),
-    Rule(
-        id="TR12",
-        fields=(
-            "validation.eval_global_batch_size",
-            "validation.eval_micro_batch_size",
-            "validation.eval_iters",
-            "train.global_batch_size",
-            "train.micro_batch_size",
-            "train.step_batch_size_schedule",
-            "train.decrease_batch_size_if_needed",
-            *_GROUP,
-            "facts.world_size",
-            *SIZES,
-            "dist.eval_context_parallel_size",
-        ),
-        test=_evaluation,
-        why=_WHY,
-        fix="Choose a validation.eval_global_batch_size that is a multiple of "
-        "eval_micro_batch_size x data parallel x group.",
-        fails={**_LAYOUT, "validation.eval_global_batch_size": 3, "validation.eval_micro_batch_size": 1},
-        passes={**_LAYOUT, "validation.eval_global_batch_size": 4, "validation.eval_micro_batch_size": 1},
-    ),
+    _training,
+    _evaluation,
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import partial
 
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.rules.precision import dtype_rule
-from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule, rules_for_each
+from mb_schema.rule_kinds import as_warning, excludes, in_range, requires, rule, rules_for_each, section_rule
 from mb_schema.rules import Rule
+
+optimizer_rule = partial(section_rule, "optimizer")
 
 _MOMENTS = (
     "optimizer.main_grads_dtype",
@@ -37,24 +40,45 @@ def _aware_of_shards(aware: bool | None, *sharded: bool | None) -> str | None:
     return "requires use_distributed_optimizer" if aware and not any(sharded) else None
 
 
-def _known_algorithm(name: str | None) -> str | None:
-    if name is None or str(name).removeprefix("dist_") in ALGORITHMS:
+@optimizer_rule(
+    "OP01",
+    why="Megatron Core implements no other optimizer",
+    fix="Use a name from the list; adam with optimizer.decoupled_weight_decay=true is AdamW.",
+    fails={"optimizer": "adamw2"},
+    passes={"optimizer": "adam"},
+)
+def _known_algorithm(optimizer):
+    if optimizer is None or str(optimizer).removeprefix("dist_") in ALGORITHMS:
         return None
-    near = get_close_matches(str(name)[:100], ALGORITHMS, n=1)
+    near = get_close_matches(str(optimizer)[:100], ALGORITHMS, n=1)
     nearest = f"; nearest: {near[0]}" if near else ""
-    return f"{name!r} is not one of {', '.join(ALGORITHMS)}{nearest}"
+    return f"{optimizer!r} is not one of {', '.join(ALGORITHMS)}{nearest}"
 
 
-def _emerging(name: str | None, installed: bool) -> str | None:
-    if str(name).removeprefix("dist_") not in EMERGING or installed:
+@optimizer_rule(
+    "OP04",
+    why="Megatron Core takes this optimizer from that package",
+    fix="Install it: pip install emerging-optimizers. Or choose adam or sgd.",
+    fails={"optimizer": "muon"},
+    passes={"emerging_optimizers_installed": True},
+)
+def _emerging(optimizer, *, emerging_optimizers_installed):
+    if str(optimizer).removeprefix("dist_") not in EMERGING or emerging_optimizers_installed:
         return None
-    return f"{name} requires emerging-optimizers, which is not installed"
+    return f"{optimizer} requires emerging-optimizers, which is not installed"
 
 
-def _by_layers(name: str | None, bf16: bool | None, resolved: bool) -> str | None:
-    if not str(name).startswith("dist_") or bf16 or not resolved:  # the precision recipe sets bf16
+@optimizer_rule(
+    "OP05",
+    why="Megatron Core shards by entire layers only the float32 copies of bfloat16 weights",
+    fix="Set mixed_precision=bf16_mixed, or choose the optimizer without dist_.",
+    fails={"optimizer": "dist_muon", "bf16": False, "resolved": True},
+    passes={"bf16": True},
+)
+def _by_layers(optimizer, bf16, *, resolved):
+    if not str(optimizer).startswith("dist_") or bf16 or not resolved:  # the precision recipe sets bf16
         return None
-    return f"{name} requires bf16 (bf16={format_value(bf16)})"
+    return f"{optimizer} requires bf16 (bf16={format_value(bf16)})"
 
 
 def _by_layers_on_host(name: str | None, cpu: bool, *sizes: int) -> str | None:
@@ -76,8 +100,15 @@ def _kept_part(value: float | None) -> str | None:
     return f"must be in [0, 1), not {value}"
 
 
-def _needs_fused_adam(aware: bool | None, offload: bool | None, transformer_engine: bool) -> str | None:
-    if not aware or offload or transformer_engine:
+@optimizer_rule(
+    "V051d",
+    why="only Transformer Engine implements Adam with state below float32",
+    fix="Install transformer-engine[pytorch], set optimizer.optimizer_cpu_offload=true, or set it to false.",
+    fails={"use_precision_aware_optimizer": True},
+    passes={"transformer_engine": True},
+)
+def _needs_fused_adam(use_precision_aware_optimizer, optimizer_cpu_offload, *, transformer_engine):
+    if not use_precision_aware_optimizer or optimizer_cpu_offload or transformer_engine:
         return None
     return "requires Transformer Engine (transformer_engine=false)"
 
@@ -131,19 +162,7 @@ _COMMON: tuple[Rule, ...] = (
             passes=("mxfp8", True),
         )
     ),
-    Rule(
-        id="V051d",
-        fields=(
-            "optimizer.use_precision_aware_optimizer",
-            "optimizer.optimizer_cpu_offload",
-            "facts.transformer_engine",
-        ),
-        test=_needs_fused_adam,
-        why="only Transformer Engine implements Adam with state below float32",
-        fix="Install transformer-engine[pytorch], set optimizer.optimizer_cpu_offload=true, or set it to false.",
-        fails={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": False},
-        passes={"optimizer.use_precision_aware_optimizer": True, "facts.transformer_engine": True},
-    ),
+    _needs_fused_adam,
     requires(
         "V051g",
         {"optimizer.optimizer_cpu_offload": True},
@@ -163,15 +182,7 @@ _COMMON: tuple[Rule, ...] = (
         fails=-0.1,
         passes=0.1,
     ),
-    rule(
-        "OP01",
-        "optimizer.optimizer",
-        _known_algorithm,
-        why="Megatron Core implements no other optimizer",
-        fix="Use a name from the list; adam with optimizer.decoupled_weight_decay=true is AdamW.",
-        fails=("adamw2",),
-        passes=("adam",),
-    ),
+    _known_algorithm,
     in_range(
         "OP02",
         "optimizer.clip_grad",
@@ -214,24 +225,8 @@ _LAYOUT = {"facts.world_size": 2, **dict.fromkeys(SIZES, 1)}
 
 RULES: tuple[Rule, ...] = (
     *_COMMON,
-    rule(
-        "OP04",
-        ("optimizer.optimizer", "facts.emerging_optimizers_installed"),
-        _emerging,
-        why="Megatron Core takes this optimizer from that package",
-        fix="Install it: pip install emerging-optimizers. Or choose adam or sgd.",
-        fails=("muon", False),
-        passes=("muon", True),
-    ),
-    rule(
-        "OP05",
-        ("optimizer.optimizer", "optimizer.bf16", "facts.resolved"),
-        _by_layers,
-        why="Megatron Core shards by entire layers only the float32 copies of bfloat16 weights",
-        fix="Set mixed_precision=bf16_mixed, or choose the optimizer without dist_.",
-        fails=("dist_muon", False, True),
-        passes=("dist_muon", True, True),
-    ),
+    _emerging,
+    _by_layers,
     Rule(
         id="OP06",
         fields=("optimizer.optimizer", "facts.cpu", "facts.world_size", *SIZES),

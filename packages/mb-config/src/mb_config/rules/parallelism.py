@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+
+model_rule = partial(section_rule, "model")
 
 SIZES = (
     "model.tensor_model_parallel_size",
@@ -28,20 +32,18 @@ def _processes(world: int) -> str:
     return "1 process is" if world == 1 else f"{world} processes are"
 
 
-def _uneven_replicas(world: int, tp: int | None, pp: int | None, cp: int | None) -> str | None:
-    if data_parallel_size(world, tp, pp, cp) is not None:
-        return None
-    return f"{_processes(world)} not a multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V030",
-        fields=("facts.world_size", *SIZES),
-        test=_uneven_replicas,
-        why="each replica of the model uses tp x pp x cp processes",
-        fix="Change the number of processes or the parallel sizes.",
-        fails={"facts.world_size": 12, SIZES[0]: 2, SIZES[1]: 2, SIZES[2]: 2},
-        passes={"facts.world_size": 16, SIZES[0]: 2, SIZES[1]: 2, SIZES[2]: 2},
-    ),
+@model_rule(
+    "V030",
+    paths={"world_size": "facts.world_size"},
+    why="each replica of the model uses tp x pp x cp processes",
+    fix="Change the number of processes or the parallel sizes.",
+    fails={"world_size": 12, "tp": 2, "pp": 2, "cp": 2},
+    passes={"world_size": 16},
 )
+def _uneven_replicas(world_size, tp, pp, cp):
+    if data_parallel_size(world_size, tp, pp, cp) is not None:
+        return None
+    return f"{_processes(world_size)} not a multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
+
+
+RULES: tuple[Rule, ...] = (_uneven_replicas,)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mb_config.resolve.precision_table import canonical, precision_field, precision_names
 from mb_config.rules.formatting import format_assignments, format_value
-from mb_schema.rule_kinds import excludes, requires, rule, within
+from mb_schema.rule_kinds import excludes, requires, rule, section_rule, within
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
+
+mixed_precision_rule = partial(section_rule, "mixed_precision")
+optimizer_rule = partial(section_rule, "optimizer")
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
 
 
-def _unknown_recipe(precision: object) -> str | None:
-    if not isinstance(precision, str) or canonical(precision) in precision_names():
+@mixed_precision_rule(
+    "V011",
+    paths={"mixed_precision": "mixed_precision"},
+    why="there is no precision recipe of that name",
+    fix="Use a name from the list, with underscores or hyphens.",
+    fails={"mixed_precision": "bf17_mixed"},
+    passes={"mixed_precision": "bf16-mixed"},
+)
+def _unknown_recipe(mixed_precision):
+    if not isinstance(mixed_precision, str) or canonical(mixed_precision) in precision_names():
         return None
-    return f"{precision!r} is not one of {', '.join(precision_names())}"
+    return f"{mixed_precision!r} is not one of {', '.join(precision_names())}"
 
 
 def _fp4_is_old(fp4: object, version: str) -> str | None:
@@ -23,7 +36,7 @@ def _fp4_is_old(fp4: object, version: str) -> str | None:
     return f"FP4 requires Transformer Engine 2.7, not {version}"
 
 
-def _aliases_differ(param: bool | None, gather: bool | None) -> str | None:
+def _aliases_differ(param, gather):
     if param is None or gather is None or param == gather:
         return None
     return f"is {format_value(param)}, but its alias is {format_value(gather)}"
@@ -47,12 +60,22 @@ def dtype_rule(id: str, fields: tuple[str, ...]) -> Rule:
     )
 
 
-def _formats_differ(
-    aware: bool | None, model_bf16: object, model_fp16: object, bf16: object, fp16: object
-) -> str | None:
-    if not aware or (bool(model_bf16), bool(model_fp16)) == (bool(bf16), bool(fp16)):
+@optimizer_rule(
+    "V147",
+    why="its state extends the parameters of the model",
+    fix="Set the same precision for model and optimizer, or set it to false.",
+    fails={"use_precision_aware_optimizer": True, "model__bf16": True},
+    passes={"bf16": True},
+)
+def _formats_differ(use_precision_aware_optimizer, model__bf16, model__fp16, bf16, fp16):
+    if not use_precision_aware_optimizer or (bool(model__bf16), bool(model__fp16)) == (
+        bool(bf16),
+        bool(fp16),
+    ):
         return None
-    return f"the model computes in {_format(model_bf16, model_fp16)}, the optimizer in {_format(bf16, fp16)}"
+    return (
+        f"the model computes in {_format(model__bf16, model__fp16)}, the optimizer in {_format(bf16, fp16)}"
+    )
 
 
 def _format(bf16: object, fp16: object) -> str:
@@ -72,24 +95,22 @@ def _unsharded_fp8(gather: bool | None, param: bool | None, *sharded: bool | Non
 
 
 RECIPE_RULES: tuple[Rule, ...] = (
-    rule(
+    mixed_precision_rule(
         "V013",
-        within("mixed_precision", "fp8_param fp8_param_gather"),
-        _aliases_differ,
+        paths={"param": "mixed_precision.fp8_param", "gather": "mixed_precision.fp8_param_gather"},
         why="both are names of one field",
         fix="Set only mixed_precision.fp8_param_gather.",
-        fails=(True, False),
-        passes=(True, True),
-    ),
-    rule(
+        fails={"param": True, "gather": False},
+        passes={"gather": True},
+    )(_aliases_differ),
+    mixed_precision_rule(
         "V014",
-        within("mixed_precision", "fp4_param fp4_param_gather"),
-        _aliases_differ,
+        paths={"param": "mixed_precision.fp4_param", "gather": "mixed_precision.fp4_param_gather"},
         why="both are names of one field",
         fix="Set only mixed_precision.fp4_param_gather.",
-        fails=(True, False),
-        passes=(True, True),
-    ),
+        fails={"param": True, "gather": False},
+        passes={"gather": True},
+    )(_aliases_differ),
     excludes(
         "V015",
         {"mixed_precision.fp8": True, "mixed_precision.fp4": True},
@@ -111,24 +132,19 @@ RECIPE_RULES: tuple[Rule, ...] = (
 )
 
 RULES: tuple[Rule, ...] = (
-    rule(
-        "V011",
-        "mixed_precision",
-        _unknown_recipe,
-        why="there is no precision recipe of that name",
-        fix="Use a name from the list, with underscores or hyphens.",
-        fails=("bf17_mixed",),
-        passes=("bf16-mixed",),
-    ),
+    _unknown_recipe,
     *RECIPE_RULES,
-    rule(
+    mixed_precision_rule(
         "V016",
-        ("mixed_precision", "facts.transformer_engine_version"),
-        lambda precision, version: _fp4_is_old(precision_field(precision, "fp4"), version),
+        paths={"mixed_precision": "mixed_precision"},
         why="earlier versions have no 4-bit kernels",
         fix="Install Transformer Engine 2.7 or later, or choose a different mixed_precision.",
-        fails=("bf16_with_nvfp4_mixed", "2.6.1"),
-        passes=("bf16_with_nvfp4_mixed", "2.7.0.dev0"),
+        fails={"mixed_precision": "bf16_with_nvfp4_mixed", "transformer_engine_version": "2.6.1"},
+        passes={"transformer_engine_version": "2.7.0.dev0"},
+    )(
+        lambda mixed_precision, *, transformer_engine_version: _fp4_is_old(
+            precision_field(mixed_precision, "fp4"), transformer_engine_version
+        )
     ),
     Rule(
         id="V122a",
@@ -163,23 +179,5 @@ RULES: tuple[Rule, ...] = (
         fails={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": False},
         passes={"ddp.fp8_param_gather": True, "ddp.use_distributed_optimizer": True},
     ),
-    Rule(
-        id="V147",
-        fields=(
-            "optimizer.use_precision_aware_optimizer",
-            "model.bf16",
-            "model.fp16",
-            "optimizer.bf16",
-            "optimizer.fp16",
-        ),
-        test=_formats_differ,
-        why="its state extends the parameters of the model",
-        fix="Set the same precision for model and optimizer, or set it to false.",
-        fails={"optimizer.use_precision_aware_optimizer": True, "model.bf16": True},
-        passes={
-            "optimizer.use_precision_aware_optimizer": True,
-            "model.bf16": True,
-            "optimizer.bf16": True,
-        },
-    ),
+    _formats_differ,
 )

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mb_config.rules.formatting import format_assignments
-from mb_schema.rule_kinds import in_range, rule, within
+from mb_schema.rule_kinds import in_range, rule, section_rule, within
 from mb_schema.rules import Rule
+
+optimizer_rule = partial(section_rule, "optimizer")
+scheduler_rule = partial(section_rule, "scheduler")
 
 _ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
 _SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
 _LENGTHS_OF_PHASES = (*_ITERATIONS, *_SAMPLES)
 
 
-def _weight_decay_decreases(start: float | None, end: float | None) -> str | None:
-    if start is not None and start < 0:
-        return f"must not be negative ({start})"
-    if start is not None and end is not None and end < start:
-        return f"{start} is above end_weight_decay={end}"
+@scheduler_rule(
+    "V060",
+    why="the weight decay can only increase, from a value of 0 or more",
+    fix="Set scheduler.end_weight_decay to at least scheduler.start_weight_decay.",
+    fails={"start_weight_decay": 0.1, "end_weight_decay": 0.01},
+    passes={"start_weight_decay": 0.01, "end_weight_decay": 0.1},
+)
+def _weight_decay_decreases(start_weight_decay, end_weight_decay):
+    if start_weight_decay is not None and start_weight_decay < 0:
+        return f"must not be negative ({start_weight_decay})"
+    if (
+        start_weight_decay is not None
+        and end_weight_decay is not None
+        and end_weight_decay < start_weight_decay
+    ):
+        return f"{start_weight_decay} is above end_weight_decay={end_weight_decay}"
     return None
 
 
-def _two_schedules(override: bool | None, stored: bool | None) -> str | None:
-    return "cannot be combined with use_checkpoint_opt_param_scheduler" if override and stored else None
+@scheduler_rule(
+    "V061",
+    why="a resumed run uses either the configured or the stored schedule",
+    fix="Set one of the two to false.",
+    fails={"override_opt_param_scheduler": True, "use_checkpoint_opt_param_scheduler": True},
+    passes={"use_checkpoint_opt_param_scheduler": None},
+)
+def _two_schedules(override_opt_param_scheduler, use_checkpoint_opt_param_scheduler):
+    if override_opt_param_scheduler and use_checkpoint_opt_param_scheduler:
+        return "cannot be combined with use_checkpoint_opt_param_scheduler"
+    return None
 
 
 def _mixed_units(*values: float | None) -> str | None:
@@ -29,10 +54,20 @@ def _mixed_units(*values: float | None) -> str | None:
     return f"steps and sequences are mixed ({format_assignments(_LENGTHS_OF_PHASES, values, where=bool)})"
 
 
-def _warmup_set_twice(fraction: float | None, iters: int | None, samples: int | None) -> str | None:
-    if fraction is None or (not iters and not samples):
+@scheduler_rule(
+    "V063",
+    why="each of them sets the warm-up",
+    fix="Set scheduler.lr_warmup_fraction=null, or the other two to 0.",
+    fails={"lr_warmup_fraction": 0.1, "lr_warmup_iters": 10},
+    passes={"lr_warmup_iters": 0},
+)
+def _warmup_set_twice(lr_warmup_fraction, lr_warmup_iters, lr_warmup_samples):
+    if lr_warmup_fraction is None or (not lr_warmup_iters and not lr_warmup_samples):
         return None
-    return f"{fraction} is set together with lr_warmup_iters={iters or 0}, lr_warmup_samples={samples or 0}"
+    return (
+        f"{lr_warmup_fraction} is set together with lr_warmup_iters={lr_warmup_iters or 0}, "
+        f"lr_warmup_samples={lr_warmup_samples or 0}"
+    )
 
 
 def _negative(*values: float | None) -> str | None:
@@ -57,12 +92,21 @@ def _samples_in_run_of_steps(samples: int | None, *values: int | None) -> str | 
     return f"the length is in steps, but {format_assignments(_SAMPLES, values, where=bool)} is in sequences"
 
 
-def _horizon_too_short(max_steps: int | None, iters: int | None, decay: int | None) -> str | None:
+@scheduler_rule(
+    "V203",
+    why="it is the horizon of the full run",
+    fix="Set scheduler.max_steps to at least train.train_iters, and scheduler.lr_decay_iters=null.",
+    fails={"max_steps": 50, "train__train_iters": 100},
+    passes={"max_steps": 1000},
+)
+def _horizon_too_short(max_steps, train__train_iters, lr_decay_iters):
     if max_steps is None:
         return None
-    if iters is not None and max_steps < iters:
-        return f"{max_steps} is below train_iters={iters}"
-    return f"{max_steps} differs from lr_decay_iters={decay}" if decay not in (None, max_steps) else None
+    if train__train_iters is not None and max_steps < train__train_iters:
+        return f"{max_steps} is below train_iters={train__train_iters}"
+    if lr_decay_iters not in (None, max_steps):
+        return f"{max_steps} differs from lr_decay_iters={lr_decay_iters}"
+    return None
 
 
 def _horizon(
@@ -96,28 +140,63 @@ def _warmup_longer_than_decay(
     return f"the warm-up of {warmup} does not end before the end of the decay at {horizon}"
 
 
-def _learning_rate(lr: float | None, low: float | None, first: float | None) -> str | None:
+@optimizer_rule(
+    "V208",
+    why="the learning rate increases to optimizer.lr and decreases to optimizer.min_lr",
+    fix="Set optimizer.lr, and the other fields to at most that value.",
+    fails={"lr": 1e-4, "min_lr": 1e-3},
+    passes={"lr": 1e-3, "min_lr": 1e-4},
+)
+def _learning_rate(lr, min_lr, scheduler__lr_warmup_init):
     if lr is None:
         return "is not set"
     if lr < 0:
         return f"must not be negative ({lr})"
-    if low is not None and not 0 <= low <= lr:
-        return f"min_lr={low} is not between 0 and lr={lr}"
-    return f"lr_warmup_init={first} is above lr={lr}" if first is not None and first > lr else None
+    if min_lr is not None and not 0 <= min_lr <= lr:
+        return f"min_lr={min_lr} is not between 0 and lr={lr}"
+    if scheduler__lr_warmup_init is not None and scheduler__lr_warmup_init > lr:
+        return f"lr_warmup_init={scheduler__lr_warmup_init} is above lr={lr}"
+    return None
 
 
-def _constant_decay(style: str | None, start: float | None, end: float | None) -> str | None:
-    if style != "constant" or start is None or end is None or start == end:
+@scheduler_rule(
+    "S03",
+    why="a constant weight decay has one value",
+    fix="Set scheduler.weight_decay_incr_style=linear, or set both to the same value.",
+    fails={"weight_decay_incr_style": "constant", "start_weight_decay": 0.01, "end_weight_decay": 0.1},
+    passes={"weight_decay_incr_style": "linear"},
+)
+def _constant_decay(weight_decay_incr_style, start_weight_decay, end_weight_decay):
+    if (
+        weight_decay_incr_style != "constant"
+        or start_weight_decay is None
+        or end_weight_decay is None
+        or start_weight_decay == end_weight_decay
+    ):
         return None
-    return f"is constant, but the values differ ({start}, {end})"
+    return f"is constant, but the values differ ({start_weight_decay}, {end_weight_decay})"
 
 
+@scheduler_rule(
+    "V208b",
+    why="the weight decay can only increase, and a value that is not set is optimizer.weight_decay",
+    fix="Set both scheduler.start_weight_decay and scheduler.end_weight_decay.",
+    fails={"weight_decay_incr_style": "linear", "end_weight_decay": 0.001, "optimizer__weight_decay": 0.01},
+    passes={"end_weight_decay": 0.1},
+)
 def _weight_decay_range(
-    style: str | None, start: float | None, end: float | None, decay: float | None
-) -> str | None:
-    if style == "constant" or decay is None or (start is None) == (end is None):
+    weight_decay_incr_style, start_weight_decay, end_weight_decay, optimizer__weight_decay
+):
+    if (
+        weight_decay_incr_style == "constant"
+        or optimizer__weight_decay is None
+        or (start_weight_decay is None) == (end_weight_decay is None)
+    ):
         return None  # both set: checked by V060; none: a constant
-    first, last = (decay if start is None else start), (decay if end is None else end)
+    first, last = (
+        (optimizer__weight_decay if start_weight_decay is None else start_weight_decay),
+        (optimizer__weight_decay if end_weight_decay is None else end_weight_decay),
+    )
     return f"decreases from {first} to {last}" if last < first else None
 
 
@@ -155,24 +234,8 @@ SECTION_RULES: tuple[Rule, ...] = (
         why="it is a number of steps",
         fix="Set a positive scheduler.max_steps, or null.",
     ),
-    rule(
-        "V060",
-        within("scheduler", "start_weight_decay end_weight_decay"),
-        _weight_decay_decreases,
-        why="the weight decay can only increase, from a value of 0 or more",
-        fix="Set scheduler.end_weight_decay to at least scheduler.start_weight_decay.",
-        fails=(0.1, 0.01),
-        passes=(0.01, 0.1),
-    ),
-    rule(
-        "V061",
-        within("scheduler", "override_opt_param_scheduler use_checkpoint_opt_param_scheduler"),
-        _two_schedules,
-        why="a resumed run uses either the configured or the stored schedule",
-        fix="Set one of the two to false.",
-        fails=(True, True),
-        passes=(True,),
-    ),
+    _weight_decay_decreases,
+    _two_schedules,
     Rule(
         id="V062",
         fields=_LENGTHS_OF_PHASES,
@@ -182,15 +245,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_samples": 8},
         passes={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_iters": 8},
     ),
-    rule(
-        "V063",
-        within("scheduler", "lr_warmup_fraction lr_warmup_iters lr_warmup_samples"),
-        _warmup_set_twice,
-        why="each of them sets the warm-up",
-        fix="Set scheduler.lr_warmup_fraction=null, or the other two to 0.",
-        fails=(0.1, 10),
-        passes=(0.1, 0),
-    ),
+    _warmup_set_twice,
     in_range(
         "S01",
         "scheduler.lr_warmup_fraction",
@@ -241,15 +296,7 @@ SECTION_RULES: tuple[Rule, ...] = (
         fails=("WSD",),
         passes=("WSD", 20),
     ),
-    rule(
-        "S03",
-        within("scheduler", "weight_decay_incr_style start_weight_decay end_weight_decay"),
-        _constant_decay,
-        why="a constant weight decay has one value",
-        fix="Set scheduler.weight_decay_incr_style=linear, or set both to the same value.",
-        fails=("constant", 0.01, 0.1),
-        passes=("linear", 0.01, 0.1),
-    ),
+    _constant_decay,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -272,15 +319,7 @@ RULES: tuple[Rule, ...] = (
         fails={"scheduler.lr_decay_samples": 1000},
         passes={"train.train_samples": 1000, "scheduler.lr_decay_samples": 1000},
     ),
-    rule(
-        "V203",
-        ("scheduler.max_steps", "train.train_iters", "scheduler.lr_decay_iters"),
-        _horizon_too_short,
-        why="it is the horizon of the full run",
-        fix="Set scheduler.max_steps to at least train.train_iters, and scheduler.lr_decay_iters=null.",
-        fails=(50, 100),
-        passes=(1000, 100),
-    ),
+    _horizon_too_short,
     Rule(
         id="V204",
         fields=_LENGTHS,
@@ -305,37 +344,8 @@ RULES: tuple[Rule, ...] = (
         fails={"scheduler.lr_warmup_iters": 10, "train.train_iters": 2},
         passes={"scheduler.lr_warmup_iters": 10, "train.train_iters": 100},
     ),
-    rule(
-        "V208",
-        ("optimizer.lr", "optimizer.min_lr", "scheduler.lr_warmup_init"),
-        _learning_rate,
-        why="the learning rate increases to optimizer.lr and decreases to optimizer.min_lr",
-        fix="Set optimizer.lr, and the other fields to at most that value.",
-        fails=(1e-4, 1e-3),
-        passes=(1e-3, 1e-4),
-    ),
-    Rule(
-        id="V208b",
-        fields=(
-            "scheduler.weight_decay_incr_style",
-            "scheduler.start_weight_decay",
-            "scheduler.end_weight_decay",
-            "optimizer.weight_decay",
-        ),
-        test=_weight_decay_range,
-        why="the weight decay can only increase, and a value that is not set is optimizer.weight_decay",
-        fix="Set both scheduler.start_weight_decay and scheduler.end_weight_decay.",
-        fails={
-            "scheduler.weight_decay_incr_style": "linear",
-            "scheduler.end_weight_decay": 0.001,
-            "optimizer.weight_decay": 0.01,
-        },
-        passes={
-            "scheduler.weight_decay_incr_style": "linear",
-            "scheduler.end_weight_decay": 0.1,
-            "optimizer.weight_decay": 0.01,
-        },
-    ),
+    _learning_rate,
+    _weight_decay_range,
     Rule(
         id="S05",
         fields=("scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_samples", *_LENGTHS),

@@ -2,77 +2,112 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mb_config.rules.batch_sizes import is_valid_ramp
 from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.schedules.batch_stages import steps_within
-from mb_schema.rule_kinds import in_range, rule, rules_for_each, within
+from mb_schema.rule_kinds import in_range, rules_for_each, section_rule
 from mb_schema.rules import Rule
 
+train_rule = partial(section_rule, "train")
+validation_rule = partial(section_rule, "validation")
 
+
+@train_rule(
+    "V056",
+    why="exactly one of the three sets the end of the training",
+    fix="Set train.train_iters, train.train_samples or train.num_epochs, and the others to null.",
+    fails={"train_iters": 10, "train_samples": 1000},
+    passes={"train_iters": None},
+)
 def _length_not_set_once(
-    iters: int | None,
-    samples: int | None,
-    epochs: float | None,
-    batch: int | None,
-    ramp: list[int] | None,
-    schedule: str | None,
-) -> str | None:
+    train_iters, train_samples, num_epochs, global_batch_size, rampup_batch_size, step_batch_size_schedule
+):
     given = [
         f"{name}={value}"
-        for name, value in (("train_iters", iters), ("train_samples", samples), ("num_epochs", epochs))
+        for name, value in (
+            ("train_iters", train_iters),
+            ("train_samples", train_samples),
+            ("num_epochs", num_epochs),
+        )
         if value is not None
     ]
     if not given:
         return "the training length is not set"
     if len(given) == 1:
         return None
-    ramp = ramp if is_valid_ramp(ramp, batch) else None  # a wrong one is reported by itself
+    rampup_batch_size = (
+        rampup_batch_size if is_valid_ramp(rampup_batch_size, global_batch_size) else None
+    )  # a wrong one is reported by itself
     if (
-        samples
-        and batch
-        and epochs is None
-        and iters == steps_within(samples, global_batch_size=batch, ramp=ramp)
+        train_samples
+        and global_batch_size
+        and num_epochs is None
+        and train_iters
+        == steps_within(train_samples, global_batch_size=global_batch_size, ramp=rampup_batch_size)
     ):
         return None
     # resolving compares the steps with the epochs, for which it needs the size of the dataset, and with the samples of
     # a schedule, for which it needs the sequence length
-    if samples is None or (schedule is not None and epochs is None):
+    if train_samples is None or (step_batch_size_schedule is not None and num_epochs is None):
         return None
     return f"the training length is set more than once ({', '.join(given)})"
 
 
-def _samples_without_batch(samples: int | None, batch: int | None, schedule: str | None) -> str | None:
-    if samples is None:
+@train_rule(
+    "V057",
+    why="the number of steps follows from both",
+    fix="Set a positive train.train_samples and train.global_batch_size.",
+    fails={"train_samples": 1000},
+    passes={"global_batch_size": 30},
+)
+def _samples_without_batch(train_samples, global_batch_size, step_batch_size_schedule):
+    if train_samples is None:
         return None
-    if samples <= 0:
-        return f"must be above 0, not {samples}"
-    if batch is None and schedule is None:
-        return f"requires train.global_batch_size (train_samples={samples}, global_batch_size=null)"
+    if train_samples <= 0:
+        return f"must be above 0, not {train_samples}"
+    if global_batch_size is None and step_batch_size_schedule is None:
+        return f"requires train.global_batch_size (train_samples={train_samples}, global_batch_size=null)"
     return None
 
 
-def _epochs_of_changing_batch(
-    epochs: float | None, batch: int | None, rampup: list[int] | None, schedule: str | None
-) -> str | None:
-    if epochs is None:
+@train_rule(
+    "V058",
+    why="the number of steps per epoch is the dataset size / global_batch_size",
+    fix="Set a positive train.num_epochs and train.global_batch_size without a ramp-up or a schedule.",
+    fails={"num_epochs": 0},
+    passes={"num_epochs": 1.5, "global_batch_size": 8},
+)
+def _epochs_of_changing_batch(num_epochs, global_batch_size, rampup_batch_size, step_batch_size_schedule):
+    if num_epochs is None:
         return None
-    if epochs <= 0:
-        return f"must be above 0, not {epochs}"
-    if rampup is not None or schedule is not None:
-        return f"cannot be combined with a batch size that changes (num_epochs={epochs:g})"
-    return "requires train.global_batch_size" if batch is None else None
+    if num_epochs <= 0:
+        return f"must be above 0, not {num_epochs}"
+    if rampup_batch_size is not None or step_batch_size_schedule is not None:
+        return f"cannot be combined with a batch size that changes (num_epochs={num_epochs:g})"
+    return "requires train.global_batch_size" if global_batch_size is None else None
 
 
 def _not_negative(iters: int | None) -> str | None:
     return f"must not be negative ({iters})" if iters is not None and iters < 0 else None
 
 
-def _names(names: list[str] | None, several: bool | None) -> str | None:
-    if names is None:
+@validation_rule(
+    "TR10",
+    why="names identify multiple validation sets",
+    fix="Use a unique name for each set, and set validation.multiple_validation_sets=true.",
+    fails={"validation_set_names": ["books"]},
+    passes={"validation_set_names": ["books", "web"], "multiple_validation_sets": True},
+)
+def _names(validation_set_names, multiple_validation_sets):
+    if validation_set_names is None:
         return None
-    if not several:
-        return f"{format_value(names)} requires multiple_validation_sets=true"
-    return f"{format_value(names)} contains a name twice" if len(set(names)) < len(names) else None
+    if not multiple_validation_sets:
+        return f"{format_value(validation_set_names)} requires multiple_validation_sets=true"
+    if len(set(validation_set_names)) < len(validation_set_names):
+        return f"{format_value(validation_set_names)} contains a name twice"
+    return None
 
 
 def _deprecated_fields(*values: object) -> str | None:
@@ -88,8 +123,15 @@ def _positive(value: int | None) -> str | None:
     return f"must be at least 1, not {value}" if value is not None and value < 1 else None
 
 
-def _skipped(steps: list[int] | None) -> str | None:
-    wrong = [step for step in steps or () if step < 1]
+@train_rule(
+    "TR05",
+    why="steps are counted from 1",
+    fix="Set a list of the steps to skip, such as [17, 18].",
+    fails={"iterations_to_skip": [-1]},
+    passes={"iterations_to_skip": [17, 18]},
+)
+def _skipped(iterations_to_skip):
+    wrong = [step for step in iterations_to_skip or () if step < 1]
     return f"{wrong[0]} is not a step" if wrong else None
 
 
@@ -106,40 +148,9 @@ MOVED = ("eval_iters", "eval_interval", "skip_train")
 
 
 LENGTH_RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V056",
-        fields=(
-            "train.train_iters",
-            "train.train_samples",
-            "train.num_epochs",
-            "train.global_batch_size",
-            "train.rampup_batch_size",
-            "train.step_batch_size_schedule",
-        ),
-        test=_length_not_set_once,
-        why="exactly one of the three sets the end of the training",
-        fix="Set train.train_iters, train.train_samples or train.num_epochs, and the others to null.",
-        fails={"train.train_iters": 10, "train.train_samples": 1000, "train.global_batch_size": 30},
-        passes={"train.train_samples": 1000, "train.global_batch_size": 30},
-    ),
-    rule(
-        "V057",
-        within("train", "train_samples global_batch_size step_batch_size_schedule"),
-        _samples_without_batch,
-        why="the number of steps follows from both",
-        fix="Set a positive train.train_samples and train.global_batch_size.",
-        fails=(1000,),
-        passes=(1000, 30),
-    ),
-    rule(
-        "V058",
-        within("train", "num_epochs global_batch_size rampup_batch_size step_batch_size_schedule"),
-        _epochs_of_changing_batch,
-        why="the number of steps per epoch is the dataset size / global_batch_size",
-        fix="Set a positive train.num_epochs and train.global_batch_size without a ramp-up or a schedule.",
-        fails=(0,),
-        passes=(1.5, 8),
-    ),
+    _length_not_set_once,
+    _samples_without_batch,
+    _epochs_of_changing_batch,
     in_range(
         "TR01",
         "train.train_iters",
@@ -153,15 +164,7 @@ LENGTH_RULES: tuple[Rule, ...] = (
 
 RULES: tuple[Rule, ...] = (
     *LENGTH_RULES,
-    rule(
-        "TR10",
-        within("validation", "validation_set_names multiple_validation_sets"),
-        _names,
-        why="names identify multiple validation sets",
-        fix="Use a unique name for each set, and set validation.multiple_validation_sets=true.",
-        fails=(["books"], False),
-        passes=(["books", "web"], True),
-    ),
+    _names,
     *rules_for_each(
         "TR04",
         _INTERVALS,
@@ -171,15 +174,7 @@ RULES: tuple[Rule, ...] = (
         fails=0,
         passes=100,
     ),
-    rule(
-        "TR05",
-        "train.iterations_to_skip",
-        _skipped,
-        why="steps are counted from 1",
-        fix="Set a list of the steps to skip, such as [17, 18].",
-        fails=([-1],),
-        passes=([17, 18],),
-    ),
+    _skipped,
     *rules_for_each(
         "TR06",
         ("validation.eval_iters", "validation.start_eval_at_iter"),

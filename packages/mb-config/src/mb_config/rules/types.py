@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mb_config.container.field_types import fit
 from mb_config.errors import ConfigReadError
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import section_rule
 from mb_schema.value_types import FIX, WHY
 
+train_rule = partial(section_rule, "train")
 
-def _number_of_sequences(value: object) -> str | None:
+
+@train_rule(
+    "TY01",
+    why=WHY,
+    fix=FIX,
+    fails={"global_batch_size": "eight"},
+    passes={"global_batch_size": 8},
+)
+def _number_of_sequences(global_batch_size):
     try:
-        fit(value, int | None, path="train.global_batch_size")
+        fit(global_batch_size, int | None, path="train.global_batch_size")
     except ConfigReadError as error:
         return error.message
     return None
 
 
-WRONG_TYPE = rule(
-    "TY01",
-    "train.global_batch_size",
-    _number_of_sequences,
-    why=WHY,
-    fix=FIX,
-    fails=("eight",),
-    passes=(8,),
-)
+WRONG_TYPE = _number_of_sequences
 """The rule applies to every field; its example is one of them."""
 
 RULES = (WRONG_TYPE,)

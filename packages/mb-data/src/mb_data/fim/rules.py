@@ -3,17 +3,18 @@
 The rules do not apply to a dataset that lacks one of their fields, or whose first field is None.
 """
 
+from functools import partial
 from typing import Any
 
-from mb_schema.rule_kinds import excludes, other_than, rule
+from mb_schema.rule_kinds import excludes, other_than, section_rule
 from mb_schema.rules import Rule
+
+dataset_rule = partial(section_rule, "dataset")
 
 FIM_PARTS = ("prefix", "middle", "suffix")
 """Parts of a document, and names of the special tokens that precede them."""
 
 _FIM = "dataset.fim_data"
-_RATES = (_FIM, "dataset.fim_rate", "dataset.fim_spm_rate")
-_FRAGMENTS = (_FIM, "dataset.fim_split_sample", "dataset.fim_fragment_rate")
 _NAMES = {"prefix": "<fim_prefix>", "middle": "<fim_middle>", "suffix": "<fim_suffix>"}
 
 
@@ -21,23 +22,48 @@ def _is_fraction(value: Any) -> bool:
     return value is not None and 0 <= value <= 1
 
 
-def _check_rates(fim: Any, rate: Any, spm_rate: Any) -> str | None:
-    fine = _is_fraction(rate) and _is_fraction(spm_rate)
-    return f"fim_rate={rate}, fim_spm_rate={spm_rate}" if fim and not fine else None
+@dataset_rule(
+    "D91",
+    why="they define the fraction of documents that are rewritten, and the fraction of these in SPM order",
+    fix="Set both to values from 0 to 1, for example 0.5.",
+    fails={"fim_data": True, "fim_rate": 0.5},
+    passes={"fim_rate": 0.9, "fim_spm_rate": 0.5},
+)
+def _check_rates(fim_data, fim_rate, fim_spm_rate):
+    fine = _is_fraction(fim_rate) and _is_fraction(fim_spm_rate)
+    return f"fim_rate={fim_rate}, fim_spm_rate={fim_spm_rate}" if fim_data and not fine else None
 
 
-def _check_tokens(fim: Any, names: Any) -> str | None:
-    if not fim:
+@dataset_rule(
+    "D92",
+    why="a distinct special token precedes each of the three parts of a document",
+    fix=f"Set the three names, for example {_NAMES}, and optionally pad and eod.",
+    fails={"fim_data": True, "fim_extra_tokens": {"prefix": "<fim_prefix>"}},
+    passes={"fim_extra_tokens": _NAMES},
+)
+def _check_tokens(fim_data, fim_extra_tokens):
+    if not fim_data:
         return None
-    tokens_by_part = names or {}
+    tokens_by_part = fim_extra_tokens or {}
     marks = [tokens_by_part.get(part) for part in FIM_PARTS]
     fine = all(marks) and len(set(marks)) == len(marks) and set(tokens_by_part) <= {*FIM_PARTS, "pad", "eod"}
-    return None if fine else f"{names}"
+    return None if fine else f"{fim_extra_tokens}"
 
 
-def _check_fragments(fim: Any, split: Any, rate: Any) -> str | None:
-    fine = (split is None and rate is None) or (split and _is_fraction(rate))
-    return f"fim_split_sample={split!r}, fim_fragment_rate={rate}" if fim and not fine else None
+@dataset_rule(
+    "D93",
+    why="the first divides documents into fragments, the second is the fraction of these that are rewritten",
+    fix="Set both, with a rate from 0 to 1, or neither.",
+    fails={"fim_data": True, "fim_split_sample": "<file>"},
+    passes={"fim_fragment_rate": 0.5},
+)
+def _check_fragments(fim_data, fim_split_sample, fim_fragment_rate):
+    fine = (fim_split_sample is None and fim_fragment_rate is None) or (
+        fim_split_sample and _is_fraction(fim_fragment_rate)
+    )
+    if fim_data and not fine:
+        return f"fim_split_sample={fim_split_sample!r}, fim_fragment_rate={fim_fragment_rate}"
+    return None
 
 
 _FIXED = (
@@ -49,33 +75,9 @@ _FIXED = (
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
-        "D91",
-        _RATES,
-        _check_rates,
-        why="they define the fraction of documents that are rewritten, and the fraction of these in SPM order",
-        fix="Set both to values from 0 to 1, for example 0.5.",
-        fails=(True, 0.5, None),
-        passes=(True, 0.9, 0.5),
-    ),
-    rule(
-        "D92",
-        (_FIM, "dataset.fim_extra_tokens"),
-        _check_tokens,
-        why="a distinct special token precedes each of the three parts of a document",
-        fix=f"Set the three names, for example {_NAMES}, and optionally pad and eod.",
-        fails=(True, {"prefix": "<fim_prefix>"}),
-        passes=(True, _NAMES),
-    ),
-    rule(
-        "D93",
-        _FRAGMENTS,
-        _check_fragments,
-        why="the first divides documents into fragments, the second is the fraction of these that are rewritten",
-        fix="Set both, with a rate from 0 to 1, or neither.",
-        fails=(True, "<file>", None),
-        passes=(True, "<file>", 0.5),
-    ),
+    _check_rates,
+    _check_tokens,
+    _check_fragments,
     *(
         excludes(
             f"D{number}",

@@ -4,11 +4,14 @@ The rules do not apply to a dataset that lacks their first field.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mb_data.finetuning.rules import get_spec
-from mb_schema.rule_kinds import SET, among, excludes, requires, rule
+from mb_schema.rule_kinds import SET, among, excludes, requires, rule, section_rule
 from mb_schema.rules import Rule
+
+dataset_rule = partial(section_rule, "dataset")
 
 _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_batch"
 
@@ -44,19 +47,35 @@ def _first_set(allowed: Mapping[str, tuple[Any, ...]], values: tuple[Any, ...]) 
     return f"is set with {requested[0]}" if requested else None
 
 
-def _local_attention(packed: Any, layers: Any, cpu: Any) -> str | None:
-    wrong = packed not in (None, False) and cpu is False and layers == "local"
+def _local_attention(packed, model__transformer_impl, *, cpu):
+    wrong = packed not in (None, False) and cpu is False and model__transformer_impl == "local"
     return "is set with transformer_impl=local on a GPU" if wrong else None
 
 
-def _gathered_experts(in_batch: Any, dispatcher: Any, ranks: Any) -> str | None:
-    if not in_batch or dispatcher != "allgather" or (ranks or 1) == 1:
+@dataset_rule(
+    "D108",
+    why="that dispatcher gathers equal numbers of tokens from all ranks",
+    fix="Set model.moe_token_dispatcher_type=alltoall.",
+    fails={"pack_sequences_in_batch": True, "model__moe_token_dispatcher_type": "allgather", "ep": 2},
+    passes={"model__moe_token_dispatcher_type": "alltoall"},
+)
+def _gathered_experts(pack_sequences_in_batch, model__moe_token_dispatcher_type, ep):
+    if not pack_sequences_in_batch or model__moe_token_dispatcher_type != "allgather" or (ep or 1) == 1:
         return None
-    return f"is true with moe_token_dispatcher_type=allgather and expert_model_parallel_size={ranks}"
+    return f"is true with moe_token_dispatcher_type=allgather and expert_model_parallel_size={ep}"
 
 
-def _one_sample(in_batch: Any, micro: Any) -> str | None:
-    return "is true with train.micro_batch_size=1" if in_batch and micro == 1 else None
+@dataset_rule(
+    "D110",
+    why="the samples of a micro-batch are concatenated, and there is only one",
+    fix="Set a larger train.micro_batch_size, or dataset.pack_sequences_in_batch=false.",
+    fails={"pack_sequences_in_batch": True, "train__micro_batch_size": 1},
+    passes={"train__micro_batch_size": 4},
+)
+def _one_sample(pack_sequences_in_batch, train__micro_batch_size):
+    if pack_sequences_in_batch and train__micro_batch_size == 1:
+        return "is true with train.micro_batch_size=1"
+    return None
 
 
 _BOUNDARIES = (
@@ -67,10 +86,17 @@ _LOCAL = "Megatron Core's local attention does not support packed sequences"
 _PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_to_mult")
 
 
-def _wrong_pack_sizes(specs: object) -> str | None:
-    if specs is None:
+@dataset_rule(
+    "V048",
+    why="a pack is filled with sequences of at most its size",
+    fix="Correct this number.",
+    fails={"packed_sequence_specs": {"packed_sequence_size": 4096, "max_single_sequence_length": 8192}},
+    passes={"packed_sequence_specs": {"packed_sequence_size": 4096, "pad_seq_to_mult": 2}},
+)
+def _wrong_pack_sizes(packed_sequence_specs):
+    if packed_sequence_specs is None:
         return None
-    size, longest, multiple = (get_spec(specs, name) for name in _PACK_FIELDS)
+    size, longest, multiple = (get_spec(packed_sequence_specs, name) for name in _PACK_FIELDS)
     if multiple is not None and multiple < 1:
         return f"pad_seq_to_mult={multiple} is below 1"
     if longest is None or size is None or 0 < longest <= size:
@@ -78,17 +104,39 @@ def _wrong_pack_sizes(specs: object) -> str | None:
     return f"max_single_sequence_length={longest} is not from 1 to packed_sequence_size={size}"
 
 
-def _microbatch_of_packs(specs: object, micro: int | None, batch: int | None) -> str | None:
-    if specs is None:
+@dataset_rule(
+    "V139",
+    why="a pack is one row of tokens with the start positions of its sequences",
+    fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",
+    fails={
+        "packed_sequence_specs": {"packed_sequence_size": 4096},
+        "train__micro_batch_size": 4,
+        "train__global_batch_size": 128,
+    },
+    passes={
+        "packed_sequence_specs": {"packed_sequence_size": 16384},
+        "train__micro_batch_size": 1,
+        "train__global_batch_size": 32,
+    },
+)
+def _microbatch_of_packs(packed_sequence_specs, train__micro_batch_size, train__global_batch_size):
+    if packed_sequence_specs is None:
         return None
-    size = get_spec(specs, "packed_sequence_size")
+    size = get_spec(packed_sequence_specs, "packed_sequence_size")
     if size is not None and size <= 0:
         return f"packed_sequence_size={size} is not positive"
-    if micro is None or micro == 1:
+    if train__micro_batch_size is None or train__micro_batch_size == 1:
         return None
-    same = f"global_batch_size={batch // micro}, " if batch is not None else ""
-    packs = f" and packs of {size * micro} tokens" if size is not None else ""
-    return f"each pack is a microbatch, but micro_batch_size={micro}: the equivalent is {same}micro_batch_size=1{packs}"
+    same = (
+        f"global_batch_size={train__global_batch_size // train__micro_batch_size}, "
+        if train__global_batch_size is not None
+        else ""
+    )
+    packs = f" and packs of {size * train__micro_batch_size} tokens" if size is not None else ""
+    return (
+        f"each pack is a microbatch, but micro_batch_size={train__micro_batch_size}: the equivalent is "
+        f"{same}micro_batch_size=1{packs}"
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -110,16 +158,15 @@ RULES: tuple[Rule, ...] = (
         fails=({"packed_sequence_size": 4096}, "local"),
         passes=({"packed_sequence_size": 4096}, "none"),
     ),
-    rule(
+    dataset_rule(
         "D81",
-        (_PACKS, "model.transformer_impl", "facts.cpu"),
-        _local_attention,
+        paths={"packed": "dataset.packed_sequence_specs"},
         why=_LOCAL,
         fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or leave "
         "dataset.packed_sequence_specs unset.",
-        fails=({}, "local", False),
-        passes=({}, "local", True),
-    ),
+        fails={"packed": {}, "model__transformer_impl": "local", "cpu": False},
+        passes={"cpu": True},
+    )(_local_attention),
     excludes(
         "V102",
         {_IN_BATCH: True, _PACKS: SET},
@@ -137,51 +184,18 @@ RULES: tuple[Rule, ...] = (
         fails=(True, None, None, None, None, "local", None),
         passes=(True, None, None, None, None, "none", None),
     ),
-    rule(
-        "D108",
-        (_IN_BATCH, "model.moe_token_dispatcher_type", "model.expert_model_parallel_size"),
-        _gathered_experts,
-        why="that dispatcher gathers equal numbers of tokens from all ranks",
-        fix="Set model.moe_token_dispatcher_type=alltoall.",
-        fails=(True, "allgather", 2),
-        passes=(True, "alltoall", 2),
-    ),
-    rule(
+    _gathered_experts,
+    dataset_rule(
         "D109",
-        (_IN_BATCH, "model.transformer_impl", "facts.cpu"),
-        _local_attention,
+        paths={"packed": "dataset.pack_sequences_in_batch"},
         why=_LOCAL,
         fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or set "
         "dataset.pack_sequences_in_batch=false.",
-        fails=(True, "local", False),
-        passes=(True, "local", True),
-    ),
-    rule(
-        "D110",
-        (_IN_BATCH, "train.micro_batch_size"),
-        _one_sample,
-        why="the samples of a micro-batch are concatenated, and there is only one",
-        fix="Set a larger train.micro_batch_size, or dataset.pack_sequences_in_batch=false.",
-        fails=(True, 1),
-        passes=(True, 4),
-    ),
-    rule(
-        "V048",
-        _PACKS,
-        _wrong_pack_sizes,
-        why="a pack is filled with sequences of at most its size",
-        fix="Correct this number.",
-        fails=({"packed_sequence_size": 4096, "max_single_sequence_length": 8192},),
-        passes=({"packed_sequence_size": 4096, "pad_seq_to_mult": 2},),
-    ),
-    rule(
-        "V139",
-        (_PACKS, "train.micro_batch_size", "train.global_batch_size"),
-        _microbatch_of_packs,
-        why="a pack is one row of tokens with the start positions of its sequences",
-        fix="Set train.micro_batch_size=1 and a positive packed_sequence_size.",
-        fails=({"packed_sequence_size": 4096}, 4, 128),
-        passes=({"packed_sequence_size": 16384}, 1, 32),
-    ),
+        fails={"packed": True, "model__transformer_impl": "local", "cpu": False},
+        passes={"cpu": True},
+    )(_local_attention),
+    _one_sample,
+    _wrong_pack_sizes,
+    _microbatch_of_packs,
 )
 """All rules for packed samples."""

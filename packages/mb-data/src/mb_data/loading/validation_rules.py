@@ -2,11 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mb_data.megatron.blend import blend_from_path
-from mb_schema.rule_kinds import rule, shown
+from mb_schema.rule_kinds import rule, section_rule, shown
+
+dataset_rule = partial(section_rule, "dataset")
+validation_rule = partial(section_rule, "validation")
 
 _SEVERAL = "validation.multiple_validation_sets"
 _COMPLETE = "validation.full_validation"
@@ -15,8 +19,6 @@ _PATHS = ("dataset.blend", "dataset.data_path", "dataset.blend_per_split")
 _TWO_PREFIXES = [["data/a", "data/b"], None]
 _TOKENS = "dataset.mmap_bin_files"
 """Field of token sections that other dataset sections lack."""
-_FINETUNING = "dataset.made_up"
-"""Field of fine-tuning sections that other dataset sections lack."""
 
 
 def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str]:
@@ -45,7 +47,14 @@ def _valid_prefixes(*paths: Any) -> list[str] | None:
         return None
 
 
-def _set_in_the_dataset(full_validation: bool | None, _: object) -> str | None:
+@dataset_rule(
+    "T15",
+    why="this option is not implemented; ignoring it silently would hide the problem until the run is in progress",
+    fix="Leave it unset and use validation.full_validation.",
+    fails={"full_validation": True},
+    passes={"full_validation": None, "validation__full_validation": True},
+)
+def _set_in_the_dataset(full_validation, validation__full_validation):
     """Reject the field in a run, whose validation section has it. A dataset section that is used alone may set it."""
     return None if full_validation is None else f"is not supported (full_validation={shown(full_validation)})"
 
@@ -72,21 +81,21 @@ def _needs_a_name_each(
     return f"{len(names)} names ({', '.join(names)}) for {len(prefixes)} prefixes ({', '.join(prefixes)})"
 
 
-def _needs_an_end(complete: bool | None, tokens: bool | None, finetuning: bool | None) -> str | None:
-    endless = tokens is None and finetuning is None
-    return "is true, but this data has no last validation sample" if complete and endless else None
+@validation_rule(
+    "T35",
+    why="the length of the validation set is not known: a dataset provider builds as many samples as are "
+    "requested",
+    fix=f"Leave {_COMPLETE} off, and set validation.eval_iters.",
+    fails={"full_validation": True},
+    passes={"dataset__mmap_bin_files": True},
+)
+def _needs_an_end(full_validation, dataset__mmap_bin_files, dataset__made_up):
+    endless = dataset__mmap_bin_files is None and dataset__made_up is None
+    return "is true, but this data has no last validation sample" if full_validation and endless else None
 
 
 RULES = (
-    rule(
-        "T15",
-        ("dataset.full_validation", _COMPLETE),
-        _set_in_the_dataset,
-        why="this option is not implemented; ignoring it silently would hide the problem until the run is in progress",
-        fix="Leave it unset and use validation.full_validation.",
-        fails=(True, False),
-        passes=(None, True),
-    ),
+    _set_in_the_dataset,
     rule(
         "T33",
         (_SEVERAL, _TOKENS, *_PATHS),
@@ -106,15 +115,6 @@ RULES = (
         fails=(["books"], True, True, _TWO_PREFIXES, None, None),
         passes=(["books", "web"], True, True, _TWO_PREFIXES, None, None),
     ),
-    rule(
-        "T35",
-        (_COMPLETE, _TOKENS, _FINETUNING),
-        _needs_an_end,
-        why="the length of the validation set is not known: a dataset provider builds as many samples as are "
-        "requested",
-        fix=f"Leave {_COMPLETE} off, and set validation.eval_iters.",
-        fails=(True, None, None),
-        passes=(True, True, None),
-    ),
+    _needs_an_end,
 )
 """Rules that reject validation options which the data does not support."""

@@ -3,9 +3,14 @@
 The rules do not apply to a dataset that lacks one of their fields, or has None there.
 """
 
+from functools import partial
+
 from mb_data.t5.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
-from mb_schema.rule_kinds import SET, excludes, other_than, rule
+from mb_schema.rule_kinds import SET, excludes, other_than, section_rule
 from mb_schema.rules import Rule
+
+dataset_rule = partial(section_rule, "dataset")
+tokenizer_rule = partial(section_rule, "tokenizer")
 
 _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")
 
@@ -17,30 +22,47 @@ def _sizes(density: float | None, span: float | None, length: int | None) -> Spa
     return fit_span_sizes(length, noise_density=density, mean_span_length=span)
 
 
-def _span_settings_problem(density: float | None, span: float | None, length: int | None) -> str | None:
-    if density is None or span is None or length is None:
+def _span_settings_problem(noise_density, mean_span_length, seq_length):
+    if noise_density is None or mean_span_length is None or seq_length is None:
         return None
-    if 0 < density < 1 and span >= 1 and length >= SHORTEST_ENCODER:
+    if 0 < noise_density < 1 and mean_span_length >= 1 and seq_length >= SHORTEST_ENCODER:
         return None
-    return f"{density} with mean_span_length={span}, seq_length={length}"
+    return f"{noise_density} with mean_span_length={mean_span_length}, seq_length={seq_length}"
 
 
-def _decoder_suffices(
-    decoder_length: int | None, density: float | None, span: float | None, length: int | None
-) -> str | None:
-    sizes = _sizes(density, span, length)
-    if sizes is None or decoder_length is None or decoder_length >= sizes.decoder_tokens:
+@dataset_rule(
+    "D52",
+    why="removed spans are not truncated",
+    fix="Increase dataset.decoder_seq_length and model.decoder_seq_length to that, or decrease dataset.seq_length.",
+    fails={"decoder_seq_length": 113, "noise_density": 0.15, "mean_span_length": 3.0, "seq_length": 512},
+    passes={"decoder_seq_length": 114},
+)
+def _decoder_suffices(decoder_seq_length, noise_density, mean_span_length, seq_length):
+    sizes = _sizes(noise_density, mean_span_length, seq_length)
+    if sizes is None or decoder_seq_length is None or decoder_seq_length >= sizes.decoder_tokens:
         return None
-    return f"{decoder_length} tokens, but the decoder has {sizes.decoder_tokens}"
+    return f"{decoder_seq_length} tokens, but the decoder has {sizes.decoder_tokens}"
 
 
+@tokenizer_rule(
+    "D53",
+    why="every span of a text is replaced by a different sentinel",
+    fix="Increase tokenizer.vocab_extra_ids, for example to 100, or increase dataset.mean_span_length.",
+    fails={
+        "vocab_extra_ids": 0,
+        "dataset__noise_density": 0.15,
+        "dataset__mean_span_length": 3.0,
+        "dataset__seq_length": 512,
+    },
+    passes={"vocab_extra_ids": 100},
+)
 def _enough_sentinels(
-    sentinels: int | None, density: float | None, span: float | None, length: int | None
-) -> str | None:
-    sizes = _sizes(density, span, length)
-    if sizes is None or sentinels is None or sentinels >= sizes.spans:
+    vocab_extra_ids, dataset__noise_density, dataset__mean_span_length, dataset__seq_length
+):
+    sizes = _sizes(dataset__noise_density, dataset__mean_span_length, dataset__seq_length)
+    if sizes is None or vocab_extra_ids is None or vocab_extra_ids >= sizes.spans:
         return None
-    return f"{sentinels} sentinels for {sizes.spans} spans"
+    return f"{vocab_extra_ids} sentinels for {sizes.spans} spans"
 
 
 _FIXED = (
@@ -65,34 +87,16 @@ _FIXED = (
 """Fields of the GPT section with a fixed value: rule number, name, value, reason."""
 
 RULES: tuple[Rule, ...] = (
-    rule(
+    dataset_rule(
         "D51",
-        _SPANS,
-        _span_settings_problem,
         why="a part of every text is removed in spans of at least one token, and the encoder reads at least "
         f"{SHORTEST_ENCODER} tokens",
         fix="Set noise_density between 0 and 1, mean_span_length to 1 or more, and a longer seq_length.",
-        fails=(1.0, 3.0, 512),
-        passes=(0.15, 3.0, 512),
-    ),
-    rule(
-        "D52",
-        ("dataset.decoder_seq_length", *_SPANS),
-        _decoder_suffices,
-        why="removed spans are not truncated",
-        fix="Increase dataset.decoder_seq_length and model.decoder_seq_length to that, or decrease dataset.seq_length.",
-        fails=(113, 0.15, 3.0, 512),
-        passes=(114, 0.15, 3.0, 512),
-    ),
-    rule(
-        "D53",
-        ("tokenizer.vocab_extra_ids", *_SPANS),
-        _enough_sentinels,
-        why="every span of a text is replaced by a different sentinel",
-        fix="Increase tokenizer.vocab_extra_ids, for example to 100, or increase dataset.mean_span_length.",
-        fails=(0, 0.15, 3.0, 512),
-        passes=(100, 0.15, 3.0, 512),
-    ),
+        fails={"noise_density": 1.0, "mean_span_length": 3.0, "seq_length": 512},
+        passes={"noise_density": 0.15},
+    )(_span_settings_problem),
+    _decoder_suffices,
+    _enough_sentinels,
     *(
         excludes(
             f"D{number}",

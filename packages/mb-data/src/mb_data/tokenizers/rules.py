@@ -1,6 +1,7 @@
 """Rules for the section `tokenizer`. Standard library only."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mb_data.chat.prompt_formats import PROMPT_FORMATS
@@ -11,11 +12,12 @@ from mb_schema.rule_kinds import (
     one_of,
     other_than,
     requires,
-    rule,
+    section_rule,
     unsupported,
-    within,
 )
 from mb_schema.rules import Rule
+
+tokenizer_rule = partial(section_rule, "tokenizer")
 
 CHAT_TOKENIZERS = (None, "ByteTokenizer", "GPT2BPETokenizer", "HuggingFaceTokenizer", "TikTokenizer")
 """Types that encode the special tokens of a chat template."""
@@ -48,18 +50,33 @@ MANY_ENTRIES = "the embedding has a row, and each token a logit, for every entry
 """Reason of the rules that limit the number of entries."""
 
 
-def _check_type(kind: Any) -> str | None:
-    if kind in SUPPORTED_TOKENIZERS:
+@tokenizer_rule(
+    "D11",
+    why="a tokenizer must convert text to ids and back, and have an end-of-document token",
+    fix=f"Use one of {', '.join(filter(None, SUPPORTED_TOKENIZERS))}.",
+    fails={"tokenizer_type": "BertWordPieceCase"},
+    passes={"tokenizer_type": "HuggingFaceTokenizer"},
+)
+def _check_type(tokenizer_type):
+    if tokenizer_type in SUPPORTED_TOKENIZERS:
         return None
-    return f"{kind!r}: {_UNSUPPORTED_TYPES.get(kind, 'the type does not exist')}"
+    return f"{tokenizer_type!r}: {_UNSUPPORTED_TYPES.get(tokenizer_type, 'the type does not exist')}"
 
 
-def _tokenizer_source(kind: Any, model: Any, vocab_size: Any, vocab_file: Any, merge_file: Any) -> str | None:
-    if kind in FROM_MODEL and not model:
-        return f"{kind} without tokenizer_model"
-    if kind == "NullTokenizer" and (not vocab_size or vocab_size < 1):
+@tokenizer_rule(
+    "D12",
+    why="every type is read from local files, except NullTokenizer, which is defined by its size",
+    fix="Set tokenizer.tokenizer_model to a tokenizer.json, its folder, a .model or a TikToken list; for "
+    "GPT2BPETokenizer tokenizer.vocab_file and tokenizer.merge_file; for NullTokenizer tokenizer.vocab_size.",
+    fails={"tokenizer_type": "NullTokenizer"},
+    passes={"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "vocab.json", "merge_file": "merges.txt"},
+)
+def _tokenizer_source(tokenizer_type, tokenizer_model, vocab_size, vocab_file, merge_file):
+    if tokenizer_type in FROM_MODEL and not tokenizer_model:
+        return f"{tokenizer_type} without tokenizer_model"
+    if tokenizer_type == "NullTokenizer" and (not vocab_size or vocab_size < 1):
         return f"NullTokenizer with vocab_size={vocab_size}"
-    if kind == "GPT2BPETokenizer" and not (vocab_file and merge_file):
+    if tokenizer_type == "GPT2BPETokenizer" and not (vocab_file and merge_file):
         return f"GPT2BPETokenizer with vocab_file={vocab_file!r}, merge_file={merge_file!r}"
     return None
 
@@ -85,57 +102,136 @@ IDLE_OPTIONS = ("revision", "trust_remote_code")
 """Keyword arguments for a download of a tokenizer: a folder has one revision, and no code that is run."""
 
 
-def _check_options(options: Any) -> str | None:
-    options = options or {}
-    rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in options]
-    if options.get("trust_remote_code"):
+@tokenizer_rule(
+    "D32",
+    why="keyword arguments must affect the ids, and must not load anything from elsewhere",
+    fix="Remove these keys; others, such as add_bos_token or eos_token, are passed to transformers.",
+    fails={"hf_tokenizer_kwargs": {"use_fast": False}},
+    passes={"hf_tokenizer_kwargs": {"add_bos_token": True}},
+)
+def _check_options(hf_tokenizer_kwargs):
+    hf_tokenizer_kwargs = hf_tokenizer_kwargs or {}
+    rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in hf_tokenizer_kwargs]
+    if hf_tokenizer_kwargs.get("trust_remote_code"):
         rejected.append("trust_remote_code (code in the folder of a tokenizer is never run)")
     return f"contains {', '.join(rejected)}" if rejected else None
 
 
-def _idle_options(options: Any) -> str | None:
-    idle = [name for name, value in (options or {}).items() if name in IDLE_OPTIONS and value is not True]
+@tokenizer_rule(
+    "D115",
+    why="the tokenizer is that of tokenizer.tokenizer_model, of which no code is run",
+    fix="Remove these keys.",
+    fails={"hf_tokenizer_kwargs": {"revision": "main"}},
+    passes={"hf_tokenizer_kwargs": {"add_bos_token": True}},
+    severity="warning",
+)
+def _idle_options(hf_tokenizer_kwargs):
+    idle = [
+        name
+        for name, value in (hf_tokenizer_kwargs or {}).items()
+        if name in IDLE_OPTIONS and value is not True
+    ]
     return f"contains {', '.join(idle)}, which has no effect" if idle else None
 
 
-def _unread_options(options: Any, kind: Any) -> str | None:
-    read = {name: value for name, value in (options or {}).items() if name not in IDLE_OPTIONS}
-    if read and kind not in (None, "HuggingFaceTokenizer"):
-        return f"is {read!r} with tokenizer_type={kind}"
+@tokenizer_rule(
+    "D84",
+    why="only HuggingFaceTokenizer reads it",
+    fix="Leave it unset, or set tokenizer.tokenizer_type to HuggingFaceTokenizer.",
+    fails={"hf_tokenizer_kwargs": {"add_bos_token": True}, "tokenizer_type": "ByteTokenizer"},
+    passes={"tokenizer_type": "HuggingFaceTokenizer"},
+)
+def _unread_options(hf_tokenizer_kwargs, tokenizer_type):
+    read = {name: value for name, value in (hf_tokenizer_kwargs or {}).items() if name not in IDLE_OPTIONS}
+    if read and tokenizer_type not in (None, "HuggingFaceTokenizer"):
+        return f"is {read!r} with tokenizer_type={tokenizer_type}"
     return None
 
 
-def _check_null_eod(end: Any, kind: Any, size: Any) -> str | None:
-    if end is None or kind != "NullTokenizer" or not size or 0 <= end < size:
+@tokenizer_rule(
+    "D50",
+    why="the end-of-document id must be an entry of the tokenizer, because the embedding has one row per entry",
+    fix="Set a number below tokenizer.vocab_size, or leave it unset for the last entry.",
+    fails={"null_tokenizer_eod_id": 50, "tokenizer_type": "NullTokenizer", "vocab_size": 50},
+    passes={"null_tokenizer_eod_id": 49},
+)
+def _check_null_eod(null_tokenizer_eod_id, tokenizer_type, vocab_size):
+    if (
+        null_tokenizer_eod_id is None
+        or tokenizer_type != "NullTokenizer"
+        or not vocab_size
+        or 0 <= null_tokenizer_eod_id < vocab_size
+    ):
         return None
-    return f"{end} is not in the range from 0 to {size - 1}"
+    return f"{null_tokenizer_eod_id} is not in the range from 0 to {vocab_size - 1}"
 
 
-def _check_names(names: Any) -> str | None:
-    fine = not names or (all(names) and len(set(names)) == len(names))
-    return None if fine else f"{names}"
+@tokenizer_rule(
+    "D29",
+    why="tokens are identified by their names",
+    fix="Set a nonempty, unique name for each special token.",
+    fails={"special_tokens": ["<pad>", "<pad>"]},
+    passes={"special_tokens": ["<pad>", "<sep>"]},
+)
+def _check_names(special_tokens):
+    fine = not special_tokens or (all(special_tokens) and len(set(special_tokens)) == len(special_tokens))
+    return None if fine else f"{special_tokens}"
 
 
-def _two_templates(text: Any, path: Any, name: Any) -> str | None:
-    values = {"chat_template": text, "chat_template_path": path, "tokenizer_prompt_format": name}
+@tokenizer_rule(
+    "D100",
+    why="a conversation is rendered by one template",
+    fix="Set only one of them.",
+    fails={"chat_template": "{{ messages }}", "chat_template_path": "chat.jinja"},
+    passes={"chat_template": None},
+)
+def _two_templates(chat_template, chat_template_path, tokenizer_prompt_format):
+    values = {
+        "chat_template": chat_template,
+        "chat_template_path": chat_template_path,
+        "tokenizer_prompt_format": tokenizer_prompt_format,
+    }
     set_fields = [field for field in values if values[field] is not None]
     return f"{' and '.join(set_fields)} are set" if len(set_fields) > 1 else None
 
 
+@tokenizer_rule(
+    "D101",
+    why="only conversations of fine-tuning data with dataset_kwargs.chat=true are rendered by it",
+    fix="Set dataset.dataset_kwargs.chat=true and use_hf_tokenizer_chat_template=true, or leave it unset.",
+    fails={"chat_template": None, "chat_template_path": "chat.jinja", "dataset__made_up": False},
+    passes={"dataset__dataset_kwargs": {"chat": True, "use_hf_tokenizer_chat_template": True}},
+)
 def _unused_template(
-    text: Any, path: Any, form: Any, finetuning: Any, options: Any, pretraining: Any
-) -> str | None:
-    values = {"chat_template_path": path, "tokenizer_prompt_format": form}
-    settings = [] if text is None else ["chat_template"]
+    chat_template,
+    chat_template_path,
+    tokenizer_prompt_format,
+    dataset__made_up,
+    dataset__dataset_kwargs,
+    dataset__eod_mask_loss,
+):
+    values = {"chat_template_path": chat_template_path, "tokenizer_prompt_format": tokenizer_prompt_format}
+    settings = [] if chat_template is None else ["chat_template"]
     settings += [f"{name}={value}" for name, value in values.items() if value is not None]
-    is_read = chat_requested(options) and options.get("use_hf_tokenizer_chat_template") is True
-    is_unused = pretraining is not None or (finetuning is not None and not is_read)
+    is_read = (
+        chat_requested(dataset__dataset_kwargs)
+        and dataset__dataset_kwargs.get("use_hf_tokenizer_chat_template") is True
+    )
+    is_unused = dataset__eod_mask_loss is not None or (dataset__made_up is not None and not is_read)
     return f"{settings[0]} is set" if settings and is_unused else None
 
 
-def _no_chat_tokens(kind: Any, options: Any) -> str | None:
-    fine = not chat_requested(options) or kind in CHAT_TOKENIZERS
-    return None if fine else f"{kind} with dataset_kwargs.chat=true"
+@tokenizer_rule(
+    "D102",
+    why="the special tokens of a chat template must be entries of the vocabulary, which this type never produces "
+    "from a text",
+    fix="Use HuggingFaceTokenizer with the tokenizer.json of the model, or dataset_kwargs.chat=false.",
+    fails={"tokenizer_type": "SentencePieceTokenizer", "dataset__dataset_kwargs": {"chat": True}},
+    passes={"tokenizer_type": "HuggingFaceTokenizer"},
+)
+def _no_chat_tokens(tokenizer_type, dataset__dataset_kwargs):
+    fine = not chat_requested(dataset__dataset_kwargs) or tokenizer_type in CHAT_TOKENIZERS
+    return None if fine else f"{tokenizer_type} with dataset_kwargs.chat=true"
 
 
 def chat_requested(options: Any) -> bool:
@@ -179,32 +275,10 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
 """Fields of supported tokenizers that are not implemented: rule number, name, neutral value, example, fix."""
 
 
-_SOURCE = tuple(
-    f"tokenizer.{name}"
-    for name in ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
-)
-
 RULES: tuple[Rule, ...] = (
     at_most("SZ04c", "tokenizer.vocab_size", 10**8, why=MANY_ENTRIES),
-    rule(
-        "D11",
-        "tokenizer.tokenizer_type",
-        _check_type,
-        why="a tokenizer must convert text to ids and back, and have an end-of-document token",
-        fix=f"Use one of {', '.join(filter(None, SUPPORTED_TOKENIZERS))}.",
-        fails=("BertWordPieceCase",),
-        passes=("HuggingFaceTokenizer",),
-    ),
-    rule(
-        "D12",
-        _SOURCE,
-        _tokenizer_source,
-        why="every type is read from local files, except NullTokenizer, which is defined by its size",
-        fix="Set tokenizer.tokenizer_model to a tokenizer.json, its folder, a .model or a TikToken list; for "
-        "GPT2BPETokenizer tokenizer.vocab_file and tokenizer.merge_file; for NullTokenizer tokenizer.vocab_size.",
-        fails=("NullTokenizer", None, None, None, None),
-        passes=("GPT2BPETokenizer", None, None, "vocab.json", "merges.txt"),
-    ),
+    _check_type,
+    _tokenizer_source,
     in_range(
         "D14",
         "tokenizer.vocab_extra_ids",
@@ -212,57 +286,16 @@ RULES: tuple[Rule, ...] = (
         why="sentinels follow the entries of the tokenizer, and a negative number would remove entries",
         fix="Set 0 for no sentinels, or 100 for a T5.",
     ),
-    rule(
-        "D50",
-        within("tokenizer", "null_tokenizer_eod_id tokenizer_type vocab_size"),
-        _check_null_eod,
-        why="the end-of-document id must be an entry of the tokenizer, because the embedding has one row per entry",
-        fix="Set a number below tokenizer.vocab_size, or leave it unset for the last entry.",
-        fails=(50, "NullTokenizer", 50),
-        passes=(49, "NullTokenizer", 50),
-    ),
-    rule(
-        "D29",
-        "tokenizer.special_tokens",
-        _check_names,
-        why="tokens are identified by their names",
-        fix="Set a nonempty, unique name for each special token.",
-        fails=(["<pad>", "<pad>"],),
-        passes=(["<pad>", "<sep>"],),
-    ),
+    _check_null_eod,
+    _check_names,
     _only_for(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, requested="vocab.json"),
     _only_for(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, requested="merges.txt"),
     _only_for(
         30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, requested=True
     ),
-    rule(
-        "D32",
-        "tokenizer.hf_tokenizer_kwargs",
-        _check_options,
-        why="keyword arguments must affect the ids, and must not load anything from elsewhere",
-        fix="Remove these keys; others, such as add_bos_token or eos_token, are passed to transformers.",
-        fails=({"use_fast": False},),
-        passes=({"add_bos_token": True},),
-    ),
-    rule(
-        "D115",
-        "tokenizer.hf_tokenizer_kwargs",
-        _idle_options,
-        why="the tokenizer is that of tokenizer.tokenizer_model, of which no code is run",
-        fix="Remove these keys.",
-        fails=({"revision": "main"},),
-        passes=({"add_bos_token": True},),
-        severity="warning",
-    ),
-    rule(
-        "D84",
-        within("tokenizer", "hf_tokenizer_kwargs tokenizer_type"),
-        _unread_options,
-        why="only HuggingFaceTokenizer reads it",
-        fix="Leave it unset, or set tokenizer.tokenizer_type to HuggingFaceTokenizer.",
-        fails=({"add_bos_token": True}, "ByteTokenizer"),
-        passes=({"add_bos_token": True}, "HuggingFaceTokenizer"),
-    ),
+    _check_options,
+    _idle_options,
+    _unread_options,
     unsupported(
         "D40",
         "tokenizer.trust_remote_code",
@@ -273,14 +306,18 @@ RULES: tuple[Rule, ...] = (
         "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
         fails=True,
     ),
-    rule(
+    tokenizer_rule(
         "D99",
-        ("tokenizer.tokenizer_type", "facts.tokenizer_error"),
-        lambda kind, error: None if error is None else f"{kind} cannot be read ({error.rstrip('.')})",
         why="a run loads its tokenizer before it builds the model and the datasets",
         fix="Correct the path or the file, or set the type that reads it.",
-        fails=("HuggingFaceTokenizer", "tokenizer.json: no such file."),
-        passes=("HuggingFaceTokenizer", None),
+        fails={"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_error": "tokenizer.json: no such file."},
+        passes={"tokenizer_error": None},
+    )(
+        lambda tokenizer_type, *, tokenizer_error: (
+            None
+            if tokenizer_error is None
+            else f"{tokenizer_type} cannot be read ({tokenizer_error.rstrip('.')})"
+        )
     ),
     one_of(
         "D43",
@@ -291,48 +328,9 @@ RULES: tuple[Rule, ...] = (
         fails="nemotron",
         passes="identity",
     ),
-    rule(
-        "D100",
-        ("tokenizer.chat_template", "tokenizer.chat_template_path", _FORMAT),
-        _two_templates,
-        why="a conversation is rendered by one template",
-        fix="Set only one of them.",
-        fails=("{{ messages }}", "chat.jinja", None),
-        passes=(None, "chat.jinja", None),
-    ),
-    rule(
-        "D101",
-        (
-            "tokenizer.chat_template",
-            "tokenizer.chat_template_path",
-            _FORMAT,
-            "dataset.made_up",
-            "dataset.dataset_kwargs",
-            "dataset.eod_mask_loss",
-        ),
-        _unused_template,
-        why="only conversations of fine-tuning data with dataset_kwargs.chat=true are rendered by it",
-        fix="Set dataset.dataset_kwargs.chat=true and use_hf_tokenizer_chat_template=true, or leave it unset.",
-        fails=(None, "chat.jinja", None, False, None, None),
-        passes=(
-            None,
-            "chat.jinja",
-            None,
-            False,
-            {"chat": True, "use_hf_tokenizer_chat_template": True},
-            None,
-        ),
-    ),
-    rule(
-        "D102",
-        ("tokenizer.tokenizer_type", "dataset.dataset_kwargs"),
-        _no_chat_tokens,
-        why="the special tokens of a chat template must be entries of the vocabulary, which this type never produces "
-        "from a text",
-        fix="Use HuggingFaceTokenizer with the tokenizer.json of the model, or dataset_kwargs.chat=false.",
-        fails=("SentencePieceTokenizer", {"chat": True}),
-        passes=("HuggingFaceTokenizer", {"chat": True}),
-    ),
+    _two_templates,
+    _unused_template,
+    _no_chat_tokens,
     _only_for(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, requested="v1"),
     _only_for(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, requested=10),
     one_of(

@@ -1,45 +1,106 @@
 """Rules for `ProfilingConfig` and `TensorInspectConfig`."""
 
+from functools import partial
 from pathlib import PurePath
 
-from mb_schema.rule_kinds import as_warning, excludes, in_range, needs_package, no_effect, requires, rule
+from mb_schema.rule_kinds import (
+    excludes,
+    in_range,
+    needs_package,
+    no_effect,
+    requires,
+    section_rule,
+)
 from mb_schema.rules import Rule
+
+profiling_rule = partial(section_rule, "profiling")
 
 _START, _END = "profiling.profile_step_start", "profiling.profile_step_end"
 _TORCH, _NSYS = "profiling.use_pytorch_profiler", "profiling.use_nsys_profiler"
-_HISTORY = "profiling.record_memory_history"
 _CHAKRA, _SHAPES, _STACKS = (
     f"profiling.pytorch_profiler_collect_{what}" for what in ("chakra", "shapes", "callstack")
 )
 _INSPECT = "tensor_inspect.enabled"
 
 
-def _ordered(start: int, end: int) -> str | None:
-    if end < start:
-        return f"the window ends before it starts (profile_step_start={start}, profile_step_end={end})"
+@profiling_rule(
+    "V070d",
+    why="the start of a window precedes its end",
+    fix="Swap the two.",
+    fails={"profile_step_start": 12, "profile_step_end": 10},
+    passes={"profile_step_start": 10, "profile_step_end": 12},
+)
+def _ordered(profile_step_start, profile_step_end):
+    if profile_step_end < profile_step_start:
+        return (
+            f"the window ends before it starts (profile_step_start={profile_step_start}, "
+            f"profile_step_end={profile_step_end})"
+        )
     return None
 
 
-def _empty(start: int, end: int, torch: bool, nsys: bool, history: bool) -> str | None:
-    requested = torch or nsys or history
-    if requested and start == end:
-        return f"the window is empty (profile_step_start={start}, profile_step_end={end})"
+@profiling_rule(
+    "V070e",
+    why="no step would be profiled",
+    fix="Set profiling.profile_step_end at least one higher.",
+    fails={"profile_step_start": 10, "profile_step_end": 10, "use_pytorch_profiler": True},
+    passes={"profile_step_end": 11},
+)
+def _empty(
+    profile_step_start, profile_step_end, use_pytorch_profiler, use_nsys_profiler, record_memory_history
+):
+    requested = use_pytorch_profiler or use_nsys_profiler or record_memory_history
+    if requested and profile_step_start == profile_step_end:
+        return f"the window is empty (profile_step_start={profile_step_start}, profile_step_end={profile_step_end})"
     return None
 
 
-def _never(start: int, steps: int | None, torch: bool, nsys: bool, history: bool) -> str | None:
-    if steps is None or start < steps or not (torch or nsys or history):
+@profiling_rule(
+    "V070f",
+    why="no step would be profiled",
+    fix="Set profiling.profile_step_start lower than train.train_iters.",
+    fails={"profile_step_start": 10, "train__train_iters": 10, "use_pytorch_profiler": True},
+    passes={"train__train_iters": 11},
+    severity="warning",
+)
+def _never(
+    profile_step_start, train__train_iters, use_pytorch_profiler, use_nsys_profiler, record_memory_history
+):
+    if (
+        train__train_iters is None
+        or profile_step_start < train__train_iters
+        or not (use_pytorch_profiler or use_nsys_profiler or record_memory_history)
+    ):
         return None
-    return f"the run ends before that step (profile_step_start={start}, train.train_iters={steps})"
+    return (
+        f"the run ends before that step (profile_step_start={profile_step_start}, "
+        f"train.train_iters={train__train_iters})"
+    )
 
 
-def _ranks(ranks: list[int]) -> str | None:
-    return f"contains a negative rank (profile_ranks={ranks})" if any(rank < 0 for rank in ranks) else None
+@profiling_rule(
+    "L60",
+    why="ranks are counted from 0, and nothing would be profiled",
+    fix="List ranks of the run, or no rank to profile all of them.",
+    fails={"profile_ranks": [-1]},
+    passes={"profile_ranks": [0, 8]},
+)
+def _ranks(profile_ranks):
+    if any(rank < 0 for rank in profile_ranks):
+        return f"contains a negative rank (profile_ranks={profile_ranks})"
+    return None
 
 
-def _no_file_name(history: bool, path: str) -> str | None:
-    if history and not PurePath(path).name:
-        return f"requires a file name (memory_snapshot_path={path!r})"
+@profiling_rule(
+    "L62",
+    why="the memory history is written to one file per rank",
+    fix="Set the path of a file, such as snapshot.pickle.",
+    fails={"record_memory_history": True, "memory_snapshot_path": ""},
+    passes={"memory_snapshot_path": "snapshot.pickle"},
+)
+def _no_file_name(record_memory_history, memory_snapshot_path):
+    if record_memory_history and not PurePath(memory_snapshot_path).name:
+        return f"requires a file name (memory_snapshot_path={memory_snapshot_path!r})"
     return None
 
 
@@ -56,44 +117,10 @@ PROFILING_RULES: tuple[Rule, ...] = (
         in_range(id, path, 0, why="steps are counted from 0", fix="Set it to 0 or more.")
         for id, path in (("V070b", _START), ("V070c", _END))
     ),
-    rule(
-        "V070d",
-        (_START, _END),
-        _ordered,
-        why="the start of a window precedes its end",
-        fix="Swap the two.",
-        fails=(12, 10),
-        passes=(10, 12),
-    ),
-    rule(
-        "V070e",
-        (_START, _END, _TORCH, _NSYS, _HISTORY),
-        _empty,
-        why="no step would be profiled",
-        fix="Set profiling.profile_step_end at least one higher.",
-        fails=(10, 10, True, False, False),
-        passes=(10, 11, True, False, False),
-    ),
-    as_warning(
-        rule(
-            "V070f",
-            (_START, "train.train_iters", _TORCH, _NSYS, _HISTORY),
-            _never,
-            why="no step would be profiled",
-            fix="Set profiling.profile_step_start lower than train.train_iters.",
-            fails=(10, 10, True, False, False),
-            passes=(10, 11, True, False, False),
-        )
-    ),
-    rule(
-        "L60",
-        "profiling.profile_ranks",
-        _ranks,
-        why="ranks are counted from 0, and nothing would be profiled",
-        fix="List ranks of the run, or no rank to profile all of them.",
-        fails=([-1],),
-        passes=([0, 8],),
-    ),
+    _ordered,
+    _empty,
+    _never,
+    _ranks,
     no_effect(
         "L61",
         _TORCH,
@@ -103,15 +130,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         fails=(False, True, False, False),
         passes=(True, True, False, False),
     ),
-    rule(
-        "L62",
-        (_HISTORY, "profiling.memory_snapshot_path"),
-        _no_file_name,
-        why="the memory history is written to one file per rank",
-        fix="Set the path of a file, such as snapshot.pickle.",
-        fails=(True, ""),
-        passes=(True, "snapshot.pickle"),
-    ),
+    _no_file_name,
     requires(
         "V072",
         {_INSPECT: True, "tensor_inspect.feature_dirs": True},

@@ -9,7 +9,6 @@ from mb_schema.rules import Rule
 
 EP_OVERLAP = "overlap_moe_expert_parallel_comm"
 DELAY_WGRAD = "delay_wgrad_compute"
-CUDA_GRAPH_FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules")
 
 
 def on_switch(conditions: Iterable[Rule], switch: str) -> tuple[Rule, ...]:
@@ -22,6 +21,7 @@ def on_switch(conditions: Iterable[Rule], switch: str) -> tuple[Rule, ...]:
             condition,
             id=f"{condition.id}M" if switch.startswith("model.") else condition.id,
             fields=(switch, *condition.fields),
+            parameters=("switch", *condition.parameters),
             test=if_requested(condition.test),
             fix=f"{condition.fix[:-1]}, or {switch}=false.",
             fails={switch: True, **condition.fails},
@@ -32,10 +32,10 @@ def on_switch(conditions: Iterable[Rule], switch: str) -> tuple[Rule, ...]:
 
 
 def if_requested(test: Callable[..., str | None]) -> Callable[..., str | None]:
-    """Return a test that takes the switch as its first argument and passes if the switch is off."""
+    """Return a test that also takes the switch, and passes if the switch is off."""
 
-    def guarded(requested: bool | None, *values: Any) -> str | None:
-        return test(*values) if requested else None
+    def guarded(switch: bool | None, **values: Any) -> str | None:
+        return test(**values) if switch else None
 
     return guarded
 

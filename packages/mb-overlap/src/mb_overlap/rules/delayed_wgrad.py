@@ -3,30 +3,51 @@
 The conditions match Megatron Core 0.19 and its command line.
 """
 
+from functools import partial
+
 from mb_overlap.rules.conditions import (
-    CUDA_GRAPH_FIELDS,
     DELAY_WGRAD,
     EP_OVERLAP,
     captured_modules,
-    if_requested,
     is_older,
     on_switch,
 )
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
-_VERSION = "facts.transformer_engine_version"
-_SHARED = ("model.moe_shared_expert_intermediate_size", "model.moe_shared_expert_overlap")
-_REQUEST = (f"comm_overlap.{DELAY_WGRAD}", f"comm_overlap.{EP_OVERLAP}", f"model.{EP_OVERLAP}")
-_MODEL = (f"model.{DELAY_WGRAD}", f"model.{EP_OVERLAP}", "facts.resolved")
+comm_overlap_rule = partial(section_rule, "comm_overlap")
+ddp_rule = partial(section_rule, "ddp")
+model_rule = partial(section_rule, "model")
+
+_NEWER = "older releases do not compute the delayed gradients there"
+_PURPOSE = "delayed weight gradients only serve to hide more of the expert-parallel all-to-all"
 
 
-def _needs_requested_overlap(requested: bool | None, switch: bool | None) -> str | None:
-    return None if requested or switch else f"needs {EP_OVERLAP}, which is off"
+@comm_overlap_rule(
+    "O10a",
+    why=_PURPOSE,
+    fix=f"Set comm_overlap.{EP_OVERLAP}=true, or comm_overlap.{DELAY_WGRAD}=false.",
+    fails={"delay_wgrad_compute": True},
+    passes={"overlap_moe_expert_parallel_comm": True},
+)
+def _needs_requested_overlap(
+    delay_wgrad_compute, overlap_moe_expert_parallel_comm, model__overlap_moe_expert_parallel_comm
+):
+    if not delay_wgrad_compute or overlap_moe_expert_parallel_comm or model__overlap_moe_expert_parallel_comm:
+        return None
+    return f"needs {EP_OVERLAP}, which is off"
 
 
-def _needs_model_overlap(switch: bool | None, resolved: bool) -> str | None:
-    return f"needs {EP_OVERLAP}, which is off" if resolved and not switch else None
+@model_rule(
+    "O10aM",
+    why=_PURPOSE,
+    fix=f"Set model.{EP_OVERLAP}=true, or model.{DELAY_WGRAD}=false.",
+    fails={"delay_wgrad_compute": True, "resolved": True},
+    passes={"overlap_moe_expert_parallel_comm": True},
+)
+def _needs_model_overlap(delay_wgrad_compute, overlap_moe_expert_parallel_comm, *, resolved):
+    off = delay_wgrad_compute and resolved and not overlap_moe_expert_parallel_comm
+    return f"needs {EP_OVERLAP}, which is off" if off else None
 
 
 def _delayed_in_graph(
@@ -36,118 +57,167 @@ def _delayed_in_graph(
     return captured_modules(impl, modules) & ({"attn"} | routers)
 
 
-def _needs_engine_layers(impl: str | None) -> str | None:
-    if impl in (None, "transformer_engine"):
+@model_rule(
+    "O10b",
+    why="Megatron's local layers compute weight gradients immediately",
+    fix="Set model.transformer_impl=transformer_engine.",
+    fails={"transformer_impl": "local"},
+    passes={"transformer_impl": "transformer_engine"},
+)
+def _needs_engine_layers(transformer_impl):
+    if transformer_impl in (None, "transformer_engine"):
         return None
-    return f"needs Transformer Engine's layers (transformer_impl={impl})"
+    return f"needs Transformer Engine's layers (transformer_impl={transformer_impl})"
 
 
-def _needs_engine_release(version: str) -> str | None:
-    return f"needs Transformer Engine 2.7.0, not {version}" if is_older(version, 2, 7) else None
+@model_rule(
+    "O10c",
+    why=_NEWER,
+    fix="Install transformer-engine[pytorch] 2.7 or later.",
+    fails={"transformer_engine_version": "2.6.0"},
+    passes={"transformer_engine_version": "2.7.0"},
+)
+def _needs_engine_release(*, transformer_engine_version):
+    if is_older(transformer_engine_version, 2, 7):
+        return f"needs Transformer Engine 2.7.0, not {transformer_engine_version}"
+    return None
 
 
-def _supports_overlapped_reduction(reduced: bool | None, version: str, resolved: bool) -> str | None:
-    if not (resolved and reduced and is_older(version, 2, 8)):
+@ddp_rule(
+    "O10d",
+    why="older releases do not notify DDP when a delayed gradient is ready",
+    fix="Install transformer-engine[pytorch] 2.8 or later, or set ddp.overlap_grad_reduce=false.",
+    fails={"overlap_grad_reduce": True, "transformer_engine_version": "2.7.0", "resolved": True},
+    passes={"transformer_engine_version": "2.8.0"},
+)
+def _supports_overlapped_reduction(overlap_grad_reduce, *, transformer_engine_version, resolved):
+    if not (resolved and overlap_grad_reduce and is_older(transformer_engine_version, 2, 8)):
         return None
-    return f"with overlap_grad_reduce needs Transformer Engine 2.8.0, not {version}"
+    return f"with overlap_grad_reduce needs Transformer Engine 2.8.0, not {transformer_engine_version}"
 
 
-def _supports_graphs(impl: object, modules: object, version: str) -> str | None:
-    if not captured_modules(impl, modules) or not is_older(version, 2, 10):
+@model_rule(
+    "O10e",
+    why=_NEWER,
+    fix="Install transformer-engine[pytorch] 2.10 or later.",
+    fails={
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": ["mamba"],
+        "transformer_engine_version": "2.9.0",
+    },
+    passes={"transformer_engine_version": "2.10.0"},
+)
+def _supports_graphs(cuda_graph_impl, cuda_graph_modules, *, transformer_engine_version):
+    if not captured_modules(cuda_graph_impl, cuda_graph_modules) or not is_older(
+        transformer_engine_version, 2, 10
+    ):
         return None
-    return f"with CUDA graphs needs Transformer Engine 2.10.0, not {version}"
+    return f"with CUDA graphs needs Transformer Engine 2.10.0, not {transformer_engine_version}"
 
 
+@model_rule(
+    "O10f",
+    why=_NEWER,
+    fix="Install transformer-engine[pytorch] 2.12 or later.",
+    fails={
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": ["attn"],
+        "transformer_engine_version": "2.11.0",
+    },
+    passes={
+        "cuda_graph_modules": ["moe_router"],
+        "moe_shared_expert_intermediate_size": 64,
+        "moe_shared_expert_overlap": True,
+    },
+)
 def _graphs_need_engine_release(
-    impl: object, modules: object, shared: object, overlap: object, version: str
-) -> str | None:
-    delayed = sorted(_delayed_in_graph(impl, modules, shared, overlap))
-    if not delayed or not is_older(version, 2, 12):
+    cuda_graph_impl,
+    cuda_graph_modules,
+    moe_shared_expert_intermediate_size,
+    moe_shared_expert_overlap,
+    *,
+    transformer_engine_version,
+):
+    delayed = sorted(
+        _delayed_in_graph(
+            cuda_graph_impl,
+            cuda_graph_modules,
+            moe_shared_expert_intermediate_size,
+            moe_shared_expert_overlap,
+        )
+    )
+    if not delayed or not is_older(transformer_engine_version, 2, 12):
         return None
-    return f"with CUDA graphs of {' and '.join(delayed)} needs Transformer Engine 2.12.0, not {version}"
+    return (
+        f"with CUDA graphs of {' and '.join(delayed)} needs Transformer Engine 2.12.0, not "
+        f"{transformer_engine_version}"
+    )
 
 
+@model_rule(
+    "O10g",
+    why="a CUDA graph needs gradients at fixed addresses, and only fused accumulation keeps them there",
+    fix="Set model.gradient_accumulation_fusion=true.",
+    fails={
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": ["moe_router"],
+        "moe_shared_expert_intermediate_size": 64,
+    },
+    passes={"gradient_accumulation_fusion": True},
+)
 def _graphs_need_fusion(
-    impl: object, modules: object, shared: object, overlap: object, fusion: bool | None
-) -> str | None:
-    delayed = sorted(_delayed_in_graph(impl, modules, shared, overlap))
-    if not delayed or fusion:
+    cuda_graph_impl,
+    cuda_graph_modules,
+    moe_shared_expert_intermediate_size,
+    moe_shared_expert_overlap,
+    gradient_accumulation_fusion,
+):
+    delayed = sorted(
+        _delayed_in_graph(
+            cuda_graph_impl,
+            cuda_graph_modules,
+            moe_shared_expert_intermediate_size,
+            moe_shared_expert_overlap,
+        )
+    )
+    if not delayed or gradient_accumulation_fusion:
         return None
     return f"with CUDA graphs of {' and '.join(delayed)} needs gradient_accumulation_fusion"
 
 
-def _graphs_need_no_bias(impl: object, modules: object, linear: bool | None, qkv: bool | None) -> str | None:
-    if "attn" not in captured_modules(impl, modules) or not (linear or qkv):
+@model_rule(
+    "O10h",
+    why="Megatron Core cannot capture a bias together with a delayed gradient",
+    fix="Set model.add_bias_linear=false and model.add_qkv_bias=false.",
+    fails={
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": ["attn"],
+        "add_bias_linear": True,
+        "add_qkv_bias": False,
+    },
+    passes={"add_bias_linear": False},
+)
+def _graphs_need_no_bias(cuda_graph_impl, cuda_graph_modules, add_bias_linear, add_qkv_bias):
+    if "attn" not in captured_modules(cuda_graph_impl, cuda_graph_modules) or not (
+        add_bias_linear or add_qkv_bias
+    ):
         return None
-    return f"with CUDA graphs of attn takes no bias (add_bias_linear={linear}, add_qkv_bias={qkv})"
+    return f"with CUDA graphs of attn takes no bias (add_bias_linear={add_bias_linear}, add_qkv_bias={add_qkv_bias})"
 
 
-_NEWER = "older releases do not compute the delayed gradients there"
 CONDITIONS: tuple[Rule, ...] = (
-    rule(
-        "O10b", "model.transformer_impl", _needs_engine_layers,
-        why="Megatron's local layers compute weight gradients immediately",
-        fix="Set model.transformer_impl=transformer_engine.",
-        fails=("local",), passes=("transformer_engine",),
-    ),
-    rule(
-        "O10c", _VERSION, _needs_engine_release,
-        why=_NEWER, fix="Install transformer-engine[pytorch] 2.7 or later.",
-        fails=("2.6.0",), passes=("2.7.0",),
-    ),
-    rule(
-        "O10d", ("ddp.overlap_grad_reduce", _VERSION, "facts.resolved"), _supports_overlapped_reduction,
-        why="older releases do not notify DDP when a delayed gradient is ready",
-        fix="Install transformer-engine[pytorch] 2.8 or later, or set ddp.overlap_grad_reduce=false.",
-        fails=(True, "2.7.0", True), passes=(True, "2.8.0", True),
-    ),
-    rule(
-        "O10e", (*CUDA_GRAPH_FIELDS, _VERSION), _supports_graphs,
-        why=_NEWER, fix="Install transformer-engine[pytorch] 2.10 or later.",
-        fails=("transformer_engine", ["mamba"], "2.9.0"), passes=("transformer_engine", ["mamba"], "2.10.0"),
-    ),
-    rule(
-        "O10f", (*CUDA_GRAPH_FIELDS, *_SHARED, _VERSION), _graphs_need_engine_release,
-        why=_NEWER, fix="Install transformer-engine[pytorch] 2.12 or later.",
-        fails=("transformer_engine", ["attn"], None, False, "2.11.0"),
-        passes=("transformer_engine", ["moe_router"], 64, True, "2.11.0"),
-    ),
-    rule(
-        "O10g", (*CUDA_GRAPH_FIELDS, *_SHARED, "model.gradient_accumulation_fusion"), _graphs_need_fusion,
-        why="a CUDA graph needs gradients at fixed addresses, and only fused accumulation keeps them there",
-        fix="Set model.gradient_accumulation_fusion=true.",
-        fails=("transformer_engine", ["moe_router"], 64, False, False),
-        passes=("transformer_engine", ["moe_router"], 64, False, True),
-    ),
-    rule(
-        "O10h", (*CUDA_GRAPH_FIELDS, "model.add_bias_linear", "model.add_qkv_bias"), _graphs_need_no_bias,
-        why="Megatron Core cannot capture a bias together with a delayed gradient",
-        fix="Set model.add_bias_linear=false and model.add_qkv_bias=false.",
-        fails=("transformer_engine", ["attn"], True, False), passes=("transformer_engine", ["attn"], False, False),
-    ),
-)  # fmt: skip
-
-_PURPOSE = "delayed weight gradients only serve to hide more of the expert-parallel all-to-all"
-
-REQUESTED_EP_OVERLAP = rule(
-    "O10a",
-    _REQUEST,
-    if_requested(_needs_requested_overlap),
-    why=_PURPOSE,
-    fix=f"Set comm_overlap.{EP_OVERLAP}=true, or comm_overlap.{DELAY_WGRAD}=false.",
-    fails=(True, None, False),
-    passes=(True, True, False),
+    _needs_engine_layers,
+    _needs_engine_release,
+    _supports_overlapped_reduction,
+    _supports_graphs,
+    _graphs_need_engine_release,
+    _graphs_need_fusion,
+    _graphs_need_no_bias,
 )
 
-MODEL_EP_OVERLAP = rule(
-    "O10aM",
-    _MODEL,
-    if_requested(_needs_model_overlap),
-    why=_PURPOSE,
-    fix=f"Set model.{EP_OVERLAP}=true, or model.{DELAY_WGRAD}=false.",
-    fails=(True, False, True),
-    passes=(True, True, True),
-)
+REQUESTED_EP_OVERLAP = _needs_requested_overlap
+
+MODEL_EP_OVERLAP = _needs_model_overlap
 
 SECTION_RULES: tuple[Rule, ...] = (
     REQUESTED_EP_OVERLAP,

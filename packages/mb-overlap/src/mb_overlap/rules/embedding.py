@@ -1,53 +1,61 @@
 """Rules on deferring the weight gradient of the embedding: the conditions of Megatron Core's model configuration."""
 
+from functools import partial
+
 from mb_overlap.rules.conditions import on_switch
-from mb_schema.rule_kinds import rule
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+
+model_rule = partial(section_rule, "model")
 
 DEFER_EMBEDDING_WGRAD = "defer_embedding_wgrad_compute"
 
 
-def _needs_pipeline_stages(pp: int | None) -> str | None:
+@model_rule(
+    "O01a",
+    why="the deferred gradient is computed while the pipeline drains",
+    fix="Set model.pipeline_model_parallel_size=2 or more.",
+    fails={"pp": 1},
+    passes={"pp": 2},
+)
+def _needs_pipeline_stages(pp):
     return f"needs several pipeline stages (pp={pp})" if (pp or 1) < 2 else None
 
 
-def _needs_accumulation_fusion(fusion: bool | None) -> str | None:
-    return None if fusion else f"needs gradient_accumulation_fusion ({fusion})"
-
-
-def _needs_deferral_limit(limit: int | None) -> str | None:
-    return f"needs wgrad_deferral_limit >= 0 ({limit})" if limit is not None and limit < 0 else None
-
-
-_STAGES = rule(
-    "O01a",
-    "model.pipeline_model_parallel_size",
-    _needs_pipeline_stages,
-    why="the deferred gradient is computed while the pipeline drains",
-    fix="Set model.pipeline_model_parallel_size=2 or more.",
-    fails=(1,),
-    passes=(2,),
-)
-_FUSION = rule(
+@model_rule(
     "O01b",
-    "model.gradient_accumulation_fusion",
-    _needs_accumulation_fusion,
     why="the fused kernel adds the deferred gradient to the gradient buffer",
     fix="Set model.gradient_accumulation_fusion=true.",
-    fails=(False,),
-    passes=(True,),
+    fails={"gradient_accumulation_fusion": False},
+    passes={"gradient_accumulation_fusion": True},
 )
+def _needs_accumulation_fusion(gradient_accumulation_fusion):
+    return (
+        None
+        if gradient_accumulation_fusion
+        else f"needs gradient_accumulation_fusion ({gradient_accumulation_fusion})"
+    )
+
+
+_STAGES = _needs_pipeline_stages
+_FUSION = _needs_accumulation_fusion
 
 
 def _limit_of(section: str, *conditions: str) -> Rule:
-    return rule(
+    return section_rule(
+        section,
         "O01c",
-        (f"{section}.wgrad_deferral_limit", *conditions),
-        lambda limit, *_: _needs_deferral_limit(limit),
+        paths={path: path for path in conditions},
         why="0 already means all microbatches",
         fix=f"Set {section}.wgrad_deferral_limit=0.",
-        fails=(-1, *(True for _ in conditions)),
-        passes=(0, *(True for _ in conditions)),
+        fails={"wgrad_deferral_limit": -1, **dict.fromkeys(conditions, True)},
+        passes={"wgrad_deferral_limit": 0},
+    )(
+        lambda wgrad_deferral_limit, **_: (
+            f"needs wgrad_deferral_limit >= 0 ({wgrad_deferral_limit})"
+            if wgrad_deferral_limit is not None and wgrad_deferral_limit < 0
+            else None
+        )
     )
 
 

@@ -1,35 +1,40 @@
 """Rules on the section `ft`. Standard library only."""
 
+from functools import partial
+
 from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, without_effect
-from mb_schema.rule_kinds import requires, rule
+from mb_schema.rule_kinds import requires, section_rule
 from mb_schema.rules import Rule
+
+ft_rule = partial(section_rule, "ft")
 
 _FAULT_SETTINGS = ("ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.simulated_fault_base_delay")
 """Fields that only a simulated fault reads."""
 
 
-def _fault_valid(requested: bool, rank: int | None, delay: float, world_size: int) -> str | None:
-    if not requested:
-        return None
-    if rank is not None and not 0 <= rank < world_size:
-        return f"simulated_fault_rank={rank} is outside of the world size {world_size}"
-    return f"simulated_fault_base_delay={delay} is negative" if delay < 0 else None
-
-
-_VALID_FAULT = rule(
+@ft_rule(
     "R22",
-    (
-        "ft.simulate_fault",
-        "ft.simulated_fault_rank",
-        "ft.simulated_fault_base_delay",
-        "facts.world_size",
-    ),
-    _fault_valid,
     why="the fault needs an existing rank and a delay after the start",
     fix="Set an existing rank or null, and a delay of at least 0 seconds.",
-    fails=(True, 2, 0, 2),
-    passes=(True, 1, 0, 2),
+    fails={
+        "simulate_fault": True,
+        "simulated_fault_rank": 2,
+        "simulated_fault_base_delay": 0,
+        "world_size": 2,
+    },
+    passes={"simulated_fault_rank": 1},
 )
+def _fault_valid(simulate_fault, simulated_fault_rank, simulated_fault_base_delay, *, world_size):
+    if not simulate_fault:
+        return None
+    if simulated_fault_rank is not None and not 0 <= simulated_fault_rank < world_size:
+        return f"simulated_fault_rank={simulated_fault_rank} is outside of the world size {world_size}"
+    if simulated_fault_base_delay < 0:
+        return f"simulated_fault_base_delay={simulated_fault_base_delay} is negative"
+    return None
+
+
+_VALID_FAULT = _fault_valid
 
 
 _SAVES = requires(

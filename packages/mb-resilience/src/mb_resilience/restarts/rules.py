@@ -1,11 +1,14 @@
 """Rules on the section `inprocess_restart`. Standard library only."""
 
+from functools import partial
 from typing import Any
 
 from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, unused_while_disabled
 from mb_schema.paths import path_rule
-from mb_schema.rule_kinds import excludes, rule
+from mb_schema.rule_kinds import excludes, section_rule
 from mb_schema.rules import Rule
+
+inprocess_restart_rule = partial(section_rule, "inprocess_restart")
 
 PATH_FIELDS = ("inprocess_restart.monitor_process_logdir",)
 """Fields that hold paths of files or folders."""
@@ -62,46 +65,48 @@ def _valid_settings(defaults: Defaults) -> Rule:
 
 _ENABLED = "inprocess_restart.enabled"
 
-_ENOUGH_PROCESSES = rule(
+_ENOUGH_PROCESSES = inprocess_restart_rule(
     "R42",
-    (_ENABLED, "inprocess_restart.active_world_size", "facts.processes"),
-    lambda on, active, processes: (
-        f"active_world_size={active} is greater than the {processes} processes of the run"
-        if on and active is not None and active > processes
-        else None
-    ),
     why="each active rank is a process; processes beyond them are spare ranks",
     fix="Start more processes, or set active_world_size to the number of ranks that train, or to null for all.",
-    fails=(True, 4, 2),
-    passes=(True, 2, 3),
+    fails={"enabled": True, "active_world_size": 4, "processes": 2},
+    passes={"active_world_size": 2, "processes": 3},
+)(
+    lambda enabled, active_world_size, *, processes: (
+        f"active_world_size={active_world_size} is greater than the {processes} processes of the run"
+        if enabled and active_world_size is not None and active_world_size > processes
+        else None
+    )
 )
 
-_LIMITED = rule(
+_LIMITED = inprocess_restart_rule(
     "R43",
-    (_ENABLED, "inprocess_restart.max_iterations"),
-    lambda on, restarts: (
-        "the number of restarts is not limited (max_iterations=null)" if on and restarts is None else None
-    ),
     why="a run that fails in each attempt, such as at the same step, is restarted forever",
     fix="Set inprocess_restart.max_iterations to the number of faults that the run may have.",
-    fails=(True, None),
-    passes=(True, 10),
+    fails={"enabled": True},
+    passes={"max_iterations": 10},
     severity="warning",
+)(
+    lambda enabled, max_iterations: (
+        "the number of restarts is not limited (max_iterations=null)"
+        if enabled and max_iterations is None
+        else None
+    )
 )
 
-_ONE_NODE = rule(
+_ONE_NODE = inprocess_restart_rule(
     "R44",
-    (_ENABLED, "inprocess_restart.granularity", "facts.processes", "facts.local_world_size"),
-    lambda on, unit, processes, local: (
-        f"granularity=node excludes all {processes} ranks of the only node when one of them dies"
-        if on and unit == "node" and processes == local and processes > 1
-        else None
-    ),
     why="no rank remains that could continue; a rank that raises is restarted in any case",
     fix="Set inprocess_restart.granularity=rank, or start the run on several nodes.",
-    fails=(True, "node", 4, 4),
-    passes=(True, "rank", 4, 4),
+    fails={"enabled": True, "granularity": "node", "processes": 4, "local_world_size": 4},
+    passes={"granularity": "rank"},
     severity="warning",
+)(
+    lambda enabled, granularity, *, processes, local_world_size: (
+        f"granularity=node excludes all {processes} ranks of the only node when one of them dies"
+        if enabled and granularity == "node" and processes == local_world_size and processes > 1
+        else None
+    )
 )
 
 _ONE_MONITOR = excludes(

@@ -1,8 +1,12 @@
 """Rules on the section `nvrx_straggler`. Standard library only."""
 
+from functools import partial
+
 from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, unused_while_disabled
-from mb_schema.rule_kinds import rule, within
+from mb_schema.rule_kinds import rule, section_rule, within
 from mb_schema.rules import Rule
+
+nvrx_straggler_rule = partial(section_rule, "nvrx_straggler")
 
 
 def _detector_settings_valid(
@@ -45,28 +49,26 @@ _RULES = (
         fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does not need it.",
     ),
     requires_nvrx_version("R41", "nvrx_straggler.enabled"),
-    rule(
+    nvrx_straggler_rule(
         "R33",
-        ("nvrx_straggler.enabled", "facts.cpu"),
-        lambda enabled, cpu: "no GPU is available" if enabled and cpu else None,
         why="the detector measures GPU kernels only",
         fix="Set nvrx_straggler.enabled=false, and straggler.log_straggler=true, which times any device.",
-        fails=(True, True),
-        passes=(True, False),
+        fails={"enabled": True, "cpu": True},
+        passes={"cpu": False},
         severity="warning",
-    ),
-    rule(
+    )(lambda enabled, *, cpu: "no GPU is available" if enabled and cpu else None),
+    nvrx_straggler_rule(
         "R34",
-        within("nvrx_straggler", "enabled profiling_interval num_gpu_perf_scores_to_print"),
-        lambda enabled, interval, count: (
-            f"profiling_interval={interval}, num_gpu_perf_scores_to_print={count}"
-            if enabled and (interval < 1 or count < 0)
-            else None
-        ),
         why="every n-th step is measured, and the number of printed scores is not negative",
         fix="Set profiling_interval to at least 1, and num_gpu_perf_scores_to_print to at least 0.",
-        fails=(True, 0, 5),
-        passes=(True, 1, 0),
+        fails={"enabled": True, "profiling_interval": 0, "num_gpu_perf_scores_to_print": 5},
+        passes={"profiling_interval": 1, "num_gpu_perf_scores_to_print": 0},
+    )(
+        lambda enabled, profiling_interval, num_gpu_perf_scores_to_print: (
+            f"profiling_interval={profiling_interval}, num_gpu_perf_scores_to_print={num_gpu_perf_scores_to_print}"
+            if enabled and (profiling_interval < 1 or num_gpu_perf_scores_to_print < 0)
+            else None
+        )
     ),
 )
 

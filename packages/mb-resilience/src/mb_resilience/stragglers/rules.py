@@ -1,45 +1,58 @@
 """Rules on the section `straggler`. Standard library only."""
 
+from functools import partial
+
 from mb_resilience.rule_kinds import Defaults, unused_while_disabled, without_effect
 from mb_schema.cuda_graphs import captures_full_iteration
-from mb_schema.rule_kinds import rule, within
+from mb_schema.rule_kinds import rule, section_rule, within
 from mb_schema.rules import Rule
 
-
-def _timer_settings_valid(on: bool, opened: bool, port: int, count: int) -> str | None:
-    if on and opened and not 0 <= port <= 65535:
-        return f"straggler_ctrlr_port={port} is not a valid port"
-    return f"straggler_minmax_count={count} is not a positive number of ranks" if on and count < 1 else None
+straggler_rule = partial(section_rule, "straggler")
 
 
-_R31 = rule(
+@straggler_rule(
     "R31",
-    within("straggler", "log_straggler straggler_ctrlr straggler_ctrlr_port straggler_minmax_count"),
-    _timer_settings_valid,
     why="rank 0 listens on the port, and each report lists at least the slowest and the fastest rank",
     fix="Set a port up to 65535 that is free on the machine of rank 0, or 0 for any free one, and at least 1 rank.",
-    fails=(True, True, 70000, 1),
-    passes=(True, True, 65535, 1),
+    fails={
+        "log_straggler": True,
+        "straggler_ctrlr": True,
+        "straggler_ctrlr_port": 70000,
+        "straggler_minmax_count": 1,
+    },
+    passes={"straggler_ctrlr_port": 65535},
 )
+def _timer_settings_valid(log_straggler, straggler_ctrlr, straggler_ctrlr_port, straggler_minmax_count):
+    if log_straggler and straggler_ctrlr and not 0 <= straggler_ctrlr_port <= 65535:
+        return f"straggler_ctrlr_port={straggler_ctrlr_port} is not a valid port"
+    if log_straggler and straggler_minmax_count < 1:
+        return f"straggler_minmax_count={straggler_minmax_count} is not a positive number of ranks"
+    return None
 
 
-def _timer_can_start(on: bool, opened: bool, enabled: bool, disabled: bool) -> str | None:
-    if not on or opened or (enabled and not disabled):
+_R31 = _timer_settings_valid
+
+
+@straggler_rule(
+    "R37",
+    why="only a request to rank 0 resumes a paused timer",
+    fix="Set straggler.straggler_ctrlr=true, or start with the timer on.",
+    fails={"log_straggler": True},
+    passes={"straggler_ctrlr": True},
+)
+def _timer_can_start(
+    log_straggler, straggler_ctrlr, enable_straggler_on_startup, disable_straggler_on_startup
+):
+    if (
+        not log_straggler
+        or straggler_ctrlr
+        or (enable_straggler_on_startup and not disable_straggler_on_startup)
+    ):
         return None
     return "the timer starts paused, and straggler_ctrlr=false leaves no way to resume it"
 
 
-_R37 = rule(
-    "R37",
-    within(
-        "straggler", "log_straggler straggler_ctrlr enable_straggler_on_startup disable_straggler_on_startup"
-    ),
-    _timer_can_start,
-    why="only a request to rank 0 resumes a paused timer",
-    fix="Set straggler.straggler_ctrlr=true, or start with the timer on.",
-    fails=(True, False, False, False),
-    passes=(True, True, False, False),
-)
+_R37 = _timer_can_start
 
 
 def _unused_port(defaults: Defaults) -> Rule:
@@ -67,31 +80,24 @@ def _unused_port(defaults: Defaults) -> Rule:
     )
 
 
-_TIMED = (
-    "straggler.log_straggler",
-    "model.cuda_graph_impl",
-    "model.cuda_graph_modules",
-    "model.overlap_moe_expert_parallel_comm",
-)
-
-
-def _no_separate_forward_passes(
-    timed: bool | None, implementation: str | None, modules: object, overlapped: bool | None
-) -> str | None:
-    in_graph = captures_full_iteration(implementation, modules)
-    reason = "the step is one CUDA graph" if in_graph else "they are computed together with backward passes"
-    return f"is true, but {reason}" if timed and (in_graph or overlapped) else None
-
-
-_SEPARATE_FORWARD_PASSES = rule(
+@straggler_rule(
     "T42",
-    _TIMED,
-    _no_separate_forward_passes,
     why="the speed of a rank is the time of its forward passes, which are not called one by one",
     fix="Set straggler.log_straggler=false, or the other at its default.",
-    fails=(True, "full_iteration", None, False),
-    passes=(True, "transformer_engine", None, False),
+    fails={"log_straggler": True, "model__cuda_graph_impl": "full_iteration"},
+    passes={"model__cuda_graph_impl": "transformer_engine"},
 )
+def _no_separate_forward_passes(
+    log_straggler, model__cuda_graph_impl, model__cuda_graph_modules, model__overlap_moe_expert_parallel_comm
+):
+    in_graph = captures_full_iteration(model__cuda_graph_impl, model__cuda_graph_modules)
+    reason = "the step is one CUDA graph" if in_graph else "they are computed together with backward passes"
+    if log_straggler and (in_graph or model__overlap_moe_expert_parallel_comm):
+        return f"is true, but {reason}"
+    return None
+
+
+_SEPARATE_FORWARD_PASSES = _no_separate_forward_passes
 
 
 def straggler_rules(defaults: Defaults) -> tuple[Rule, ...]:

@@ -10,6 +10,31 @@ def adapters_on_this_stage(settings, targets):
     )
 
 
+def adapters_with_parallel_experts(settings, targets):
+    """Install LoRA in a model whose experts ranks share; return name in the complete model -> initial values of A."""
+    import torch
+    from tiny_training import start
+
+    from mb_host.megatron.layers import host_block_spec
+    from mb_models import GPTModelConfig, GPTModelProvider
+    from mb_models.peft.config import LoRA
+    from mb_models.peft.selection import select_layers
+
+    groups = start(settings)
+    provider = GPTModelProvider(
+        GPTModelConfig(**settings), layer_spec=host_block_spec, device=torch.device("cpu")
+    )
+    [chunk] = provider.provide_chunks(groups)
+    names = select_layers(chunk, targets=targets, exclude=[], canonical=False).names
+    torch.manual_seed(5)
+    LoRA(dim=2, target_modules=targets).install([chunk])
+    return {
+        names[name.partition(".adapter.")[0]]: value.tolist()
+        for name, value in chunk.named_parameters()
+        if name.endswith("lora_a")
+    }
+
+
 def adapters_on_this_rank(settings, targets, folder=None):
     """Build this rank's part of a model and install LoRA; return the layers with adapters, or the error.
 

@@ -340,6 +340,9 @@ def test_unconvertible_configs_are_rejected(change, message, tmp_path):
             "DeepseekV3",
             "Phi3",
             "GptOss",
+            "Cohere",
+            "Cohere2",
+            "GPTNeoX",
         ),
         *(
             "Gemma",

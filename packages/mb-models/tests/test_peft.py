@@ -7,6 +7,7 @@ import peft_ranks
 import pytest
 import torch
 from megatron.core import dist_checkpointing
+from tiny_training import prepare
 
 from mb_host.megatron.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, MimoForwardStep, MimoModelProvider
@@ -395,6 +396,38 @@ def test_adapters_of_experts_that_ranks_share_are_saved_and_loaded(pool, tiny, t
     )
     assert first == second
     assert FIRST.format(1, 3) in first
+
+
+def test_adapters_of_different_experts_start_unequal_and_replicas_equal(pool, tiny):
+    """Only the first rank adapts an expert, so that only there its generators could advance."""
+    settings = {**tiny, **SPREAD}
+    experts = pool.run(peft_ranks.adapters_with_parallel_experts, settings, ["linear_fc1"])
+    starts = [str(values) for rank in experts for values in rank.values()]
+    assert len(starts) == len(set(starts)) == 8
+    targets = ["*.local_experts.0.linear_fc1", "linear_qkv"]
+    first, second = pool.run(peft_ranks.adapters_with_parallel_experts, settings, targets)
+    assert len(first) == 4
+    assert second == {name: values for name, values in first.items() if name.endswith("linear_qkv")}
+
+
+def test_the_bias_of_routers_is_not_trained_with_adapters(tiny, groups):
+    """Checkpoints hold adapters alone, so that a resumed run would begin with the bias of the base model."""
+    settings = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+    config = GPTModelConfig(**{**tiny, **EXPERTS, **settings})
+    provider = GPTModelProvider(config, layer_spec=host_block_spec, device=torch.device("cpu"))
+    chunks = provider.provide_chunks(groups)
+    LoRA(dim=2).install(chunks)
+    training = prepare(provider, chunks, groups)
+    batch = {
+        "tokens": TOKENS,
+        "labels": TOKENS,
+        "loss_mask": torch.ones(TOKENS.shape),
+        "position_ids": torch.arange(20).expand(2, -1),
+    }
+    training.step(lambda: iter([batch]), micro_batches=1, micro_batch_size=2)
+    biases = [value for name, value in chunks[0].named_buffers() if name.endswith("expert_bias")]
+    assert len(biases) == 2
+    assert not any(value.any() for value in biases)
 
 
 VISION = "modality_submodules.vision.encoders.patches.decoder.layers.0.self_attention.linear_proj"

@@ -3,6 +3,7 @@
 import pytest
 
 from mb_models.config import GPTModelConfig
+from mb_models.hybrid.config import MambaModelConfig
 from mb_models.training.stored_architecture import StoredArchitectureError, adopt_stored_architecture
 
 
@@ -45,6 +46,14 @@ def test_the_architecture_is_taken_and_what_belongs_to_the_run_is_kept():
     assert section.transformer == {"flash_decode": True, "mamba_state_dim": 16}
     assert (conflicts, "num_layers" in fields) == ([], True)
     assert adopted(parallel=True)[0].tensor_model_parallel_size == 2
+
+
+@pytest.mark.parametrize("target", ["HybridModelConfig", "MambaModelConfig", "x.Provider", ""])
+def test_a_hybrid_has_two_names(target):
+    section = MambaModelConfig(num_layers=2, hidden_size=32, num_attention_heads=4, hybrid_layer_pattern="M*")
+    stored = {"_target_": target, "hybrid_layer_pattern": "M*M", "num_layers": 3}
+    found = adopt_stored_architecture(section, stored, origins=Origins(), source="there")
+    assert (found.section.hybrid_layer_pattern, found.section.num_layers) == ("M*M", 3)
 
 
 def test_a_value_of_the_user_is_kept_and_the_conflict_named():

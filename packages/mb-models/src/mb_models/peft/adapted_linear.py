@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 class AdaptedLinear:
     """Mixin for linear layers with adapters; precedes the layer's own class in the method resolution order."""
 
-    def add_adapters(self: Any, section: LoRA, parts: Sequence[str]) -> None:
-        """Add the adapters of the layer, or of the parts that are fused in it."""
+    def add_adapters(self: Any, section: LoRA, parts: Sequence[str], *, name: str) -> None:
+        """Add the adapters of the layer, `name` in the complete model, or of the parts that are fused in it."""
         sizes = {MAIN: self.weight.shape[0]} if MAIN in parts else fused_part_sizes(self) or {}
         self.part_sizes = sizes
         self.joins_groups = "q" in sizes
         self.adapter = torch.nn.ModuleDict(
             {
-                name: Adapter(self, section=section, outputs=size)
-                for name, size in sizes.items()
-                if name in parts
+                part: Adapter(self, section=section, outputs=size, name=f"{name}.{part}")
+                for part, size in sizes.items()
+                if part in parts
             }
         )
         self.glu_adapter = self.glu_halves and MAIN in parts

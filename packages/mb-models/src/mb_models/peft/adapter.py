@@ -6,6 +6,7 @@ import math
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 
 
 class Adapter(torch.nn.Module):
-    """Low-rank update scale * B A x of one linear layer, or of one of the layers that are fused in it."""
+    """Low-rank update scale * B A x of one linear layer, or of one of the layers that are fused in it.
 
-    def __init__(self, linear: Any, *, section: LoRA, outputs: int) -> None:
+    `name` is that of the adapter in the complete model.
+    """
+
+    def __init__(self, linear: Any, *, section: LoRA, outputs: int, name: str) -> None:
         super().__init__()
         weight, partition = linear.weight, linear.partition
         self.row = partition.row
@@ -37,11 +41,21 @@ class Adapter(torch.nn.Module):
         self.drops_output = section.dropout_position == "post"
         a_RI = torch.empty(section.dim, weight.shape[1], dtype=weight.dtype, device=weight.device)
         b_OR = torch.empty(outputs, section.dim, dtype=weight.dtype, device=weight.device)
-        ranks = 1 if self.group is None else self.group.size()
         # A is sharded along the input in a row-parallel layer, B along the output in another one: there each rank
         # draws its own values; else all draw the same
-        initialize(a_RI, section.lora_A_init_method, shards=ranks if self.row else 1, dim=1)
-        initialize(b_OR, section.lora_B_init_method, shards=1 if self.row else ranks, dim=0)
+        for matrix, method, dim, is_sharded in (
+            (a_RI, section.lora_A_init_method, 1, self.row),
+            (b_OR, section.lora_B_init_method, 0, not self.row),
+        ):
+            shards = self.group.size() if is_sharded and self.group is not None else 1
+            shard = self.group.rank() if shards > 1 else 0
+            generator = None
+            if partition.of_experts:
+                # Ranks hold different experts, and adapters of different numbers of them: from the generators that
+                # all share, experts of different ranks would start equal, and later replicated adapters unequal.
+                seed = torch.initial_seed() ^ crc32(f"{name} {dim} {shard}".encode())
+                generator = torch.Generator(matrix.device).manual_seed(seed)
+            initialize(matrix, method, shards=shards, dim=dim, generator=generator)
         self.lora_a, self.lora_b = torch.nn.Parameter(a_RI), torch.nn.Parameter(b_OR)
         set_parallel_attributes(self.lora_a, linear, sharded=1 if self.row else None)
         set_parallel_attributes(self.lora_b, linear, sharded=None if self.row else 0)
@@ -83,24 +97,27 @@ class Adapter(torch.nn.Module):
         return exchanged
 
 
-def initialize(weight: Tensor, method: str, *, shards: int, dim: int) -> None:
+def initialize(
+    weight: Tensor, method: str, *, shards: int, dim: int, generator: torch.Generator | None
+) -> None:
     """Set the initial values of a matrix, or of one of `shards` shards along `dim`, by a name of the section.
 
-    Scales follow from the size of the complete matrix, so that they do not depend on the parallelism.
+    Scales follow from the size of the complete matrix, so that they do not depend on the parallelism. Without
+    `generator`, values are Megatron's for shards, and otherwise the default generator's.
     """
     outputs, inputs = (size * (shards if number == dim else 1) for number, size in enumerate(weight.shape))
-    with get_cuda_rng_tracker().fork() if shards > 1 else nullcontext():
+    with get_cuda_rng_tracker().fork() if shards > 1 and generator is None else nullcontext():
         if method == "zero":
             torch.nn.init.zeros_(weight)
         elif method == "normal":
-            torch.nn.init.normal_(weight, std=0.2)
+            torch.nn.init.normal_(weight, std=0.2, generator=generator)
         elif method == "xavier":
-            torch.nn.init.normal_(weight, std=math.sqrt(2 / (inputs + outputs)))
+            torch.nn.init.normal_(weight, std=math.sqrt(2 / (inputs + outputs)), generator=generator)
         else:
             bound = (
                 math.sqrt(3.0) * torch.nn.init.calculate_gain("leaky_relu", math.sqrt(5)) / math.sqrt(inputs)
             )
-            torch.nn.init.uniform_(weight, -bound, bound)
+            torch.nn.init.uniform_(weight, -bound, bound, generator=generator)
 
 
 def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, sharded: int | None) -> None:

@@ -33,7 +33,10 @@ class PEFT(FixedValues, StrictFields):
     """
 
     def install(self, chunks: Sequence[Any]) -> None:
-        """Freeze the weights that are not trained, and add adapters with names that `is_adapter` recognises."""
+        """Freeze the weights that are not trained, and add adapters with names that `is_adapter` recognises.
+
+        Checkpoints hold nothing else: `freeze_moe_router` also keeps the bias that balances experts.
+        """
         raise NotImplementedError(
             f"peft: {type(self).__name__} has no install, because PEFT is a base class. Define install(self, chunks)."
         )

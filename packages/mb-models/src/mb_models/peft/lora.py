@@ -11,7 +11,8 @@ from torch import Tensor
 from mb_models.errors import PeftError
 from mb_models.peft.adapted_linear import adapted_class, adapted_layers, row_norms, weight_delta
 from mb_models.peft.linears import partition_of
-from mb_models.peft.selection import select_layers, validate_on_all_ranks
+from mb_models.peft.selection import kind_of, select_layers, validate_on_all_ranks
+from mb_models.training.freezing import freeze_moe_router
 
 if TYPE_CHECKING:
     from mb_models.peft.config import LoRA
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 def install(chunks: Sequence[Any], section: LoRA) -> None:
     """Freeze the chunks and add adapters to the layers that the section selects.
 
+    Routers keep the bias that balances experts: checkpoints hold only adapters, so that an update would be lost.
     All ranks of the default process group call it with the same random seed: a match on any rank counts, and all ranks
     raise the same error.
 
     Raises:
         PeftError: the rank is not positive; a pattern matches no layer of any rank; or a layer is none of Megatron's
             parallel layers.
+        mb_models.training.freezing.FreezingError: experts are balanced by quantiles.
     """
     if section.dim < 1:
         raise PeftError(
@@ -38,10 +41,11 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
     ]
     # kinds of layers, and parts of them, of which only some layers have adapters: these are stored layer by layer
     partly_adapted = validate_on_all_ranks(selections, section)
+    freeze_moe_router(chunks)
     for chunk, selection in zip(chunks, selections, strict=True):
         chunk.requires_grad_(False)
         for path, parts in selection.chosen.items():
-            module = chunk.get_submodule(path)
+            module, name = chunk.get_submodule(path), selection.names[path]
             module.partition = partition_of(path, module)
             if module.partition.normalises:
                 module.return_layernorm_output = True  # the adapters' input
@@ -51,8 +55,8 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
             module.__class__ = adapted_class(cls)  # type: ignore[arg-type]  # classes are hashable
             module.glu_halves = leaf == "linear_fc1" and module.config.gated_linear_unit
             module.fuses_qkv = leaf == "linear_qkv"
-            module.by_layer = any((selection.kinds[path], part) in partly_adapted for part in parts)
-            module.add_adapters(section, parts)
+            module.by_layer = any((kind_of(name), part) in partly_adapted for part in parts)
+            module.add_adapters(section, parts, name=name)
         for module in chunk.modules():
             recomputes = getattr(getattr(module, "config", None), "recompute_granularity", None) is not None
             if recomputes and hasattr(module, "layers"):

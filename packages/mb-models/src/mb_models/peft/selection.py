@@ -26,8 +26,8 @@ class AdapterSelection:
 
     chosen: Mapping[str, tuple[str, ...]]
     """Path in the chunk -> parts."""
-    kinds: Mapping[str, str]
-    """Path of every layer that can have adapters -> its name without the numbers of transformer layer and expert."""
+    names: Mapping[str, str]
+    """Path of every layer that can have adapters -> its name in the complete model."""
     left: frozenset[tuple[str, str]]
     """Kind and part of each candidate without adapters."""
     used: frozenset[str]
@@ -61,12 +61,11 @@ def select_layers(
         except PeftError as error:
             problem = str(error)
             break
-    kinds = {candidate.path: _NUMBER.sub(r"\1.", candidate.name) for candidate in candidates}
     return AdapterSelection(
         chosen=chosen,
-        kinds=kinds,
+        names={candidate.path: candidate.name for candidate in candidates},
         left=frozenset(
-            (kinds[candidate.path], part)
+            (kind_of(candidate.name), part)
             for candidate in candidates
             for part in candidate.parts
             if part not in chosen.get(candidate.path, ())
@@ -81,7 +80,9 @@ def select_layers(
     )
 
 
-_NUMBER = re.compile(r"\b(layers|local_experts)\.\d+\.")
+def kind_of(name: str) -> str:
+    """Return the name of a layer without the numbers of transformer layer and expert."""
+    return re.sub(r"\b(layers|local_experts)\.\d+\.", r"\1.", name)
 
 
 def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
@@ -137,7 +138,7 @@ def validate_on_all_ranks(
             ", ".join(missing),
         )
     adapted_kinds = {
-        (selection.kinds[path], part)
+        (kind_of(selection.names[path]), part)
         for selection in everywhere
         for path, parts in selection.chosen.items()
         for part in parts

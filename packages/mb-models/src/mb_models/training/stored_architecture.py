@@ -7,6 +7,7 @@ from typing import Any
 from mb_models.config import ParallelFields
 from mb_models.errors import ModelsError
 from mb_models.hf.adoption import OF_THE_RUN, AdoptedArchitecture, OriginsLike
+from mb_models.hybrid.config import MambaModelConfig
 from mb_models.training.weight_shapes import SHAPE_FIELDS
 
 _PARALLEL = frozenset(item.name for item in fields(ParallelFields))
@@ -88,10 +89,10 @@ def _transformer(section: Any, stored: Mapping[str, Any], origins: OriginsLike) 
 def _reject_other_kind(section: Any, stored: Mapping[str, Any], *, source: str) -> None:
     """Reject a checkpoint of another class of model."""
     kind, name = type(section).__name__, str(stored.get("_target_", "")).rpartition(".")[2]
-    is_hybrid = bool(stored.get("hybrid_layer_pattern"))
-    stored_kind = "HybridModelConfig" if is_hybrid else kind
     if name.endswith("ModelConfig"):
-        stored_kind = name
+        stored_kind = MambaModelConfig.__name__ if name == "HybridModelConfig" else name
+    else:
+        stored_kind = MambaModelConfig.__name__ if stored.get("hybrid_layer_pattern") else kind
     if stored_kind != kind:
         raise StoredArchitectureError(
             f"checkpoint.use_checkpoint_args: {source} holds a {stored_kind}, and the model section is a {kind}. "

@@ -3,7 +3,7 @@
 import pytest
 
 from mb_checkpoint.errors import CheckpointLayoutError
-from mb_checkpoint.megatron.chained_optimizer import fit_chained_state
+from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
 
 DENSE = {"wd_mult": 1.0, "is_expert_parallel": False, "lr": 0.1, "step": 3, "params": [0]}
 EXPERT = {**DENSE, "is_expert_parallel": True, "params": [0]}
@@ -19,6 +19,11 @@ def test_as_many_as_were_stored_keep_their_tensors_rates_and_steps():
     assert fit_chained_state(stored, [[OWN_DENSE], [OWN_EXPERT]]) == stored
     plain = {"state": {}, "param_groups": [DENSE]}
     assert fit_chained_state(plain, [[OWN_DENSE]]) == plain
+
+
+def test_optimizers_are_in_the_order_of_their_numbers():
+    stored = {number: {**inside(DENSE), "param_state": number} for number in range(12)}
+    assert [part["param_state"] for part in parts_of(stored)] == list(range(12))
 
 
 def test_two_become_one_with_rates_and_steps_as_stored():

@@ -474,7 +474,12 @@ from mb_checkpoint.errors import CheckpointLayoutError
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+model = torch.nn.parallel.DistributedDataParallel(layers)
+model(torch.randn(4, 2) + rank)
+of_first = layers[1].running_mean.clone()
+dist.broadcast(of_first, 0)
+assert torch.equal(layers[1].running_mean, of_first) == (rank == 0)
 class Loader:
     position = rank
     def state_dict(self):
@@ -486,8 +491,9 @@ saved = TorchCheckpointer(sys.argv[1], state).save(1)
 state["loader"].position = -1
 assert TorchCheckpointer(sys.argv[1], state).load() == 1
 assert state["loader"].position == rank
+assert torch.equal(layers[1].running_mean, of_first)
 with torch.no_grad():
-    model.module.weight += rank
+    layers[0].weight += rank
 try:
     TorchCheckpointer(sys.argv[1], state).save(2)
 except CheckpointLayoutError as error:
@@ -496,13 +502,14 @@ dist.destroy_process_group()
 """
 
 
-def test_replicas_must_be_equal_and_other_objects_may_differ(tmp_path):
+def test_replicas_must_be_equal_and_buffers_and_other_objects_may_differ(tmp_path):
     (tmp_path / "run.py").write_text(DIFFERENT)
     output = ScriptRanks(tmp_path / "run.py", tmp_path / "checkpoints").output()
-    assert output.count("rejected: state: model.weight: the tensors of rank") == 2, output
+    assert output.count("rejected: state: model.0.weight: the tensors of rank") == 2, output
     stored = describe_checkpoint(tmp_path / "checkpoints" / "iter_0000001").tensors
-    assert {*stored} == {"model.weight", "model.bias"}
-    model = nn.Linear(2, 2)
+    statistics = {f"model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert {*stored} == {f"model.{i}.{name}" for i in (0, 1) for name in ("weight", "bias")} | statistics
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "loader": Holder({})}
     with pytest.raises(
         CheckpointLayoutError, match="differs between the 2 ranks that stored it, and this run has 1"

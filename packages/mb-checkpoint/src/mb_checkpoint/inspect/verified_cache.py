@@ -52,10 +52,11 @@ class VerifiedCache:
             manifest = read_manifest(directory)
         except (ManifestError, OSError) as error:
             return [file_problem(error, MANIFEST)]
-        if manifest is not None:
-            found = find_hash_mismatches(
-                directory, manifest.files, progress=self._progress or (lambda _bytes: None)
-            )
+        if manifest is None:
+            return []  # another process removes the folder
+        found = find_hash_mismatches(
+            directory, manifest.files, progress=self._progress or (lambda _bytes: None)
+        )
         self._known[directory.absolute()] = (seal, tuple(found))
         return found
 

@@ -72,7 +72,7 @@ def _fit_part(
 
 def parts_of(stored: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
     """Return the state of each optimizer of a section, in order."""
-    numbered = {key: entry for key, entry in sorted(stored.items(), key=str) if isinstance(key, int)}
+    numbered = {key: stored[key] for key in sorted(key for key in stored if isinstance(key, int))}
     shared = {key: entry for key, entry in stored.items() if not isinstance(key, int)}
     if _has_groups(shared):
         return [shared if numbered else stored]

@@ -85,12 +85,16 @@ class ModulePart:
 
     def entries(self) -> dict[str, Any]:
         """Return the state dict. Buffers are those of rank 0, as data parallelism keeps them."""
-        buffers = {raw for raw, _ in self._module.named_buffers()}
+        of_rank_zero = self.buffer_names()
         return {
-            self._stored(raw): value
-            for raw, value in self._module.state_dict().items()
-            if raw not in buffers or isinstance(value, DTensor) or own_rank() == 0
+            key: value
+            for key, _, value in self._items()
+            if key not in of_rank_zero or isinstance(value, DTensor) or own_rank() == 0
         }
+
+    def buffer_names(self) -> set[str]:
+        """Return the names of the buffers, which may differ between ranks."""
+        return {self._stored(raw) for raw, _ in self._module.named_buffers()}
 
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
         """Return the shapes of the state dict; None for extra states, whose form may differ from the stored one."""

@@ -10,7 +10,7 @@ Stored names of `TorchState({"model": model, "optimizer": optimizer, "loader": l
 * `rng.rank_00003`: the random states of a rank.
 
 A DTensor is stored as the shards of the ranks, so that it can be loaded into another number of ranks; any other tensor
-must be equal on all ranks.
+must be equal on all ranks, but for buffers, which are those of rank 0.
 """
 
 from collections.abc import Mapping
@@ -74,15 +74,20 @@ class TorchState:
         The first call compares the tensors that are stored once between all ranks, which synchronizes with the device.
 
         Raises:
-            CheckpointLayoutError: A tensor that is not a DTensor differs between ranks; the state of an object could
-                not be loaded again, or a parameter of an optimizer belongs to no module.
+            CheckpointLayoutError: A tensor that is neither a DTensor nor a buffer differs between ranks; the state
+                of an object could not be loaded again, or a parameter of an optimizer belongs to no module.
         """
         parts = [*self._parts, RandomPart()] if with_rng else self._parts
         entries = {name: value for part in parts for name, value in part.entries().items()}
         tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
         if not self._replicas_compared:
+            buffers = set[str]().union(*(module.buffer_names() for module in self._modules))
             _require_equal(
-                {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+                {
+                    name: tensor
+                    for name, tensor in tensors.items()
+                    if name not in buffers and not isinstance(tensor, DTensor)
+                }
             )
             self._replicas_compared = True
         return {**entries, **{name: shard_of(tensor) for name, tensor in tensors.items()}}

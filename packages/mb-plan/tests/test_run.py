@@ -168,7 +168,7 @@ def test_a_run_that_does_not_fit_is_exit_code_one(program):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "give a file, or sizes by hand"),
+        ((), "give a file, a command line, or sizes by hand"),
         (("nowhere.json",), "nowhere.json: cannot be used (No such file or directory)"),
         (("--layers", 2), "the model: has not all sizes. Give --hidden, --heads, --vocab"),
         (("sizes.yaml",), "sizes.yaml: has not all sizes. Give --vocab"),

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from mb_plan.shape.flops import flops_per_token as flops_per_token
     from mb_plan.shape.model_shape import ModelShape as ModelShape
     from mb_plan.shape.model_shape import read_shape as read_shape
+    from mb_plan.shape.sources import RunSource as RunSource
     from mb_plan.shape.sources import model_of_sizes as model_of_sizes
+    from mb_plan.shape.sources import read_command_line as read_command_line
     from mb_plan.shape.sources import read_model as read_model
     from mb_plan.sweep.grid import Axis as Axis
     from mb_plan.sweep.grid import SweepResult as SweepResult

@@ -1,6 +1,7 @@
 """Command line `mb-plan`: what a run of a model needs on some GPUs. Requires the extra `cli`."""
 
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +16,6 @@ app = typer.Typer(
     name="mb-plan", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 
-SEQ_LENGTH = 4096
-"""Tokens of a sequence where neither an option nor a file has a number."""
-NEEDED = ("layers", "hidden", "heads", "vocab")
-"""Options with sizes that every plan needs, where a file has none."""
-
 
 def _size(help_text: str) -> Any:
     return typer.Option(min=1, metavar="N", help=help_text, show_default=False)
@@ -31,13 +27,25 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.command(cls=CommandWithExample, epilog="config.json --gpus 64xh100 --seq 8192 --tokens 15T")
+class _CommandWithFlags(CommandWithExample):
+    """Command with an argument that may consist of another program's flags, in quotation marks."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; a word that contains several flags is no option."""
+        return super().parse_args(ctx, [f" {word}" if _SEVERAL.match(word) else word for word in args])
+
+
+_SEVERAL = re.compile(r"--\S+(\s.*)?\s--\w", re.DOTALL)
+
+
+@app.command(cls=_CommandWithFlags, epilog="config.json --gpus 64xh100 --seq 8192 --tokens 15T")
 def plan(  # noqa: PLR0913 - options of a command
     model: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="A config.json of Hugging Face, its folder, or YAML with Megatron's fields; or give --layers ...",
+            help="A config.json of Hugging Face, its folder, YAML with Megatron's fields, or a command line of "
+            "Megatron-LM in quotation marks or after --; or give --layers ...",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +58,14 @@ def plan(  # noqa: PLR0913 - options of a command
     batch: Annotated[
         int | None, _size("Sequences of a step; default: those of the file, or about 4 million tokens.")
     ] = None,
-    precision: Annotated[str, typer.Option(metavar="bf16|fp8|fp4", help="Format of products.")] = "bf16",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bf16|fp8|fp4",
+            help="Format of products; default: that of a run, or bf16.",
+            show_default=False,
+        ),
+    ] = None,
     tp: Annotated[int | None, _size("Tensor parallelism; sizes that are not given are chosen.")] = None,
     pp: Annotated[int | None, _size("Pipeline parallelism.")] = None,
     vp: Annotated[int | None, _size("Virtual pipeline stages of a rank.")] = None,
@@ -68,6 +83,10 @@ def plan(  # noqa: PLR0913 - options of a command
     experts: Annotated[int | None, _size("experts of a layer,")] = None,
     top_k: Annotated[int | None, _size("experts of a token,")] = None,
     expert_ffn: Annotated[int | None, _size("inner width of an expert.")] = None,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Choose the parallel sizes of a run as well, in place of its own."),
+    ] = False,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Layouts to show.")] = 5,
     chart: Annotated[
         Path | None,
@@ -88,13 +107,14 @@ def plan(  # noqa: PLR0913 - options of a command
 ) -> None:
     """Print what a run needs before it starts: parameters, FLOPs, memory, step time, days, disk, the best layouts.
 
-    Nothing is built, and torch is not needed. Parallel sizes that are not given are chosen: the fastest layout that
-    fits is planned in full. The layers are those of Transformer Engine without recomputation, Adam is distributed.
+    Nothing is built, and torch is not needed. A run, which has a micro-batch size, is planned as it is, with Megatron's
+    defaults. Of a model, parallel sizes that are not given are chosen: the fastest layout that fits is planned in full;
+    the layers are those of Transformer Engine without recomputation, Adam is distributed.
     Exit code 1: no layout is possible, or none fits the memory.
     """
     with exit_codes():
         code = _run(
-            model,
+            model or [],
             sizes={
                 "layers": layers,
                 "hidden": hidden,
@@ -113,6 +133,7 @@ def plan(  # noqa: PLR0913 - options of a command
                 "tokens": tokens,
                 "global_batch_size": batch,
                 "precision": _precision(precision),
+                "search": search,
             },
             layout={
                 "tensor_model_parallel_size": tp,
@@ -131,14 +152,14 @@ def plan(  # noqa: PLR0913 - options of a command
     raise typer.Exit(code)
 
 
-def _precision(text: str) -> str:
-    if text not in ("bf16", "fp8", "fp4"):
+def _precision(text: str | None) -> str | None:
+    if text is not None and text not in ("bf16", "fp8", "fp4"):
         raise typer.BadParameter(f"{text!r} is none of bf16, fp8, fp4", param_hint="--precision")
     return text
 
 
 def _run(
-    path: Path | None,
+    words: list[str],
     *,
     sizes: dict[str, int | None],
     described: dict[str, Any],
@@ -149,63 +170,70 @@ def _run(
     as_json: bool,
 ) -> int:
     """Plan and print; return the exit code."""
-    sources, runs = import_module("mb_plan.shape.sources"), import_module("mb_plan.sweep.run")
+    runs = import_module("mb_plan.sweep.run")
     report, step = import_module("mb_plan.cli.plan_report"), import_module("mb_plan.cli.step_report")
-    if path is None and not any(size is not None for size in sizes.values()):
-        raise typer.BadParameter("give a file, or sizes by hand (--layers, --hidden, --heads, --vocab)")
-    file = sources.ModelFile(model=sources.CURRENT) if path is None else sources.read_model_file(path)
-    model = {**file.model, **sources.fields_of_sizes(**sizes)}
-    missing = [f"--{each}" for each in NEEDED if sources.read_field(model, sources.SIZES[each]) is None]
-    if missing:
-        raise typer.BadParameter(f"{path or 'the model'}: has not all sizes. Give {', '.join(missing)}")
-    described["seq_length"] = described["seq_length"] or file.seq_length or SEQ_LENGTH
-    described["global_batch_size"] = described["global_batch_size"] or file.global_batch_size
-    name = _model_name(path)
-    run = runs.describe_run(model, **described)
-    of_file = {**model, "micro_batch_size": file.micro_batch_size}
-    fixed = {field: of_file.get(field) if size is None else size for field, size in layout.items()}
-    if model.get("num_moe_experts") and fixed["expert_tensor_parallel_size"] is None:
-        fixed["expert_tensor_parallel_size"] = 1
-    points = runs.best_layouts(
-        run, fixed={field: size for field, size in fixed.items() if size is not None}, number=top
-    )
+    fixed = {field: size for field, size in layout.items() if size is not None}
+    source = _source(words, sizes)
+    run = runs.describe_run(source, **described)
+    points = runs.best_layouts(run, fixed=fixed, number=top)
     best = points[0]
+    batch = best.plan.tokens_per_step // run.seq_length
     fitting = None if best.fits is not False else runs.fitting_change(run, best)
     if chart is not None:
-        report.write_memory_chart(chart, best.plan, title=f"{name}: memory per GPU", gpu=run.gpu)
-        if explained:
+        report.write_memory_chart(chart, best.plan, title=f"{source.name}: memory per GPU", gpu=run.gpu)
+        if explained and best.prediction is not None:
             file = chart.with_name(f"{chart.stem}-step.svg")
-            report.write_step_chart(file, best.prediction, title=f"{name}: predicted step")
+            report.write_step_chart(file, best.prediction, title=f"{source.name}: predicted step")
     if as_json:
         print(
             json.dumps(
                 {
                     **best.plan.to_dict(),
-                    "batch": run.global_batch_size,
+                    "batch": batch,
                     "fits_with": None if fitting is None else fitting.to_dict(),
                     **_layouts_as_data(best, points),
+                    "notes": [*run.notes, *best.plan.notes],
                 },
                 indent=2,
             )
         )
     else:
-        report.print_plan(best.plan, name=name or "model", gpu=run.gpu)
-        step.print_prediction(best.prediction, precision_gpu=run.gpu, explained=explained)
+        report.print_plan(best.plan, name=source.name, gpu=run.gpu)
+        if best.prediction is None:
+            print(f"step             not predicted: {best.unpredicted}")
+        else:
+            step.print_prediction(best.prediction, precision_gpu=run.gpu, explained=explained)
         if best.fits is False:
             step.print_fitting(fitting)
         import_module("mb_plan.cli.sweep_report").print_layouts(points)
-        if described["global_batch_size"] is None:
-            print(f"planned for {run.global_batch_size:,} sequences in a step: --batch N", file=sys.stderr)
-    for note in (*best.plan.notes, *best.prediction.notes):
+        if run.assumed_batch:
+            print(f"planned for {batch:,} sequences in a step: --batch N", file=sys.stderr)
+    notes = () if best.prediction is None else best.prediction.notes
+    for note in (*run.notes, *best.plan.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
     return 1 if best.fits is False else 0
 
 
-def _model_name(path: Path | None) -> str:
-    """Return the name of the model for titles: the folder of a config.json, or the file."""
-    if path is None:
-        return "model"
-    return path.parent.name if path.name == "config.json" else path.stem
+def _source(words: list[str], sizes: dict[str, int | None]) -> Any:
+    """Return what a file, a command line or options have of the run; sizes by hand take the place of its own."""
+    sources, lines = import_module("mb_plan.shape.sources"), import_module("mb_plan.megatron_lm.command_line")
+    if not words and not sources.fields_of_sizes(**sizes):
+        raise typer.BadParameter(
+            "give a file, a command line, or sizes by hand (--layers, --hidden, --heads, --vocab)"
+        )
+    if not words:
+        source = sources.RunSource(sections={"model": sources.CURRENT})
+    elif len(words) > 1 or lines.is_command_line(words[0]):
+        source = sources.read_command_line(words[0] if len(words) == 1 else words)
+    else:
+        source = sources.read_file(Path(words[0]))
+    source = source.with_sizes(**sizes)
+    missing = [f"--{each}" for each in source.missing]
+    if missing:
+        raise typer.BadParameter(
+            f"{words[0] if words else 'the model'}: has not all sizes. Give {', '.join(missing)}"
+        )
+    return source
 
 
 def _layouts_as_data(best: Any, points: list[Any]) -> dict[str, Any]:
@@ -213,7 +241,8 @@ def _layouts_as_data(best: Any, points: list[Any]) -> dict[str, Any]:
         "gpu": best.gpu,
         "fits": best.fits,
         "layout": dict(best.values),
-        "predicted": best.prediction.to_dict(),
+        "predicted": None if best.prediction is None else best.prediction.to_dict(),
+        "not_predicted": best.unpredicted,
         "layouts": [point.to_dict() for point in points],
     }
 

@@ -1,10 +1,10 @@
-"""Models in files and options: a config.json of Hugging Face, a YAML file with Megatron's fields, or sizes."""
+"""Runs and models: a config.json of Hugging Face, YAML with Megatron's fields, a Megatron-LM command line, or sizes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ SIZES = {
     "expert_ffn": "moe_ffn_hidden_size",
 }
 """Option to Megatron's field."""
+NEEDED = ("layers", "hidden", "heads", "vocab")
+"""Sizes that every plan needs."""
 CURRENT = {
     "position_embedding_type": "rope",
     "normalization": "RMSNorm",
@@ -39,22 +41,73 @@ CURRENT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFile:
-    """What a file has of a run; None: it has none."""
+class RunSource:
+    """What a file, a command line or options have of a run."""
 
-    model: Mapping[str, Any]
-    """Megatron's fields of the model."""
-    seq_length: int | None = None
-    global_batch_size: int | None = None
-    micro_batch_size: int | None = None
+    sections: Mapping[str, Any]
+    """Sections with Megatron's fields, at least "model"."""
+    name: str = "model"
+    """Name for titles."""
+    notes: tuple[str, ...] = ()
+    """What a plan does not take into account, as text for users."""
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """Megatron's fields of the model."""
+        fields: Mapping[str, Any] = self.sections["model"]
+        return fields
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether it is a run with a parallel layout and a precision, and not a model alone."""
+        return read_field(self.sections.get("train"), "micro_batch_size") is not None
+
+    @property
+    def missing(self) -> list[str]:
+        """Sizes (`SIZES`) that every plan needs and that the source has not."""
+        known = {
+            **{name: read_field(self.model, name) for name in SIZES.values()},
+            "vocab_size": embedding_rows(self.sections),
+        }
+        return [name for name in NEEDED if known[SIZES[name]] is None]
+
+    def with_sizes(self, **sizes: int | None) -> RunSource:
+        """Return the source with other sizes (`SIZES`); the vocabulary of a run is that of its tokenizer."""
+        sections = {**self.sections, "model": {**self.model, **fields_of_sizes(**sizes)}}
+        if self.has_layout and sizes.get("vocab") is not None:
+            sections["tokenizer"] = {**(sections.get("tokenizer") or {}), "vocab_size": sizes["vocab"]}
+            sections["model"]["vocab_size"] = None
+        return replace(self, sections=sections)
 
 
 def read_model(path: str | Path) -> dict[str, Any]:
-    """Return Megatron's fields of the model in a file (`read_model_file`)."""
-    return dict(read_model_file(Path(path)).model)
+    """Return Megatron's fields of the model in a file (`read_file`)."""
+    source = read_file(Path(path))
+    rows = embedding_rows(source.sections)
+    return {**source.model, **({} if rows is None else {"vocab_size": rows})}
 
 
-def read_model_file(path: Path) -> ModelFile:
+def embedding_rows(sections: Mapping[str, Any], *, tp: int | None = None) -> int | None:
+    """Return the rows of the embedding of a run: those of the model, or those of the tokenizer with padding.
+
+    Args:
+        sections: "model", and perhaps "tokenizer".
+        tp: Tensor-parallel size; None: that of the model.
+    """
+    model, tokenizer = sections["model"], sections.get("tokenizer")
+    rows: int | None = read_field(model, "vocab_size")
+    entries = read_field(tokenizer, "vocab_size")
+    if rows is not None or not entries:
+        return rows
+    if not read_field(tokenizer, "pad_vocab_size", True):
+        return int(entries)
+    multiple = (read_field(model, "make_vocab_size_divisible_by") or 128) * (
+        tp or read_field(model, "tensor_model_parallel_size") or 1
+    )
+    return -(-int(entries) // multiple) * multiple
+
+
+def read_file(path: Path) -> RunSource:
     """Read a config.json, or YAML with Megatron's fields of a model, or with the sections of a run.
 
     Raises:
@@ -65,28 +118,42 @@ def read_model_file(path: Path) -> ModelFile:
         path = path / "config.json"
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
+    if path.suffix == ".sh" or content.startswith(b"#!"):
+        raise ModelFileError(
+            f"{path}: is a shell script. Pass the command line that it starts, or convert it with "
+            f"`mb-config import-args {path} --out run.yaml` and pass run.yaml."
+        )
     found = _json(path, content) if path.suffix == ".json" else _yaml(path, content)
+    name = path.parent.name if path.name == "config.json" else path.stem
     if "model_type" in found or "architectures" in found:
-        return ModelFile(model=fields_of_config(found))
+        return RunSource(sections={"model": fields_of_config(found)}, name=name)
+    if "MODEL_ARGS" in found:
+        raise ModelFileError(
+            f"{path}: is a test case of Megatron-LM. Convert it with `mb-config import-args {path} --out run.yaml` and "
+            "pass run.yaml."
+        )
     model = found.get("model", found)
     if not isinstance(model, Mapping) or "num_layers" not in {*model, *(model.get("transformer") or {})}:
         raise ModelFileError(
             f"{path}: has neither a model_type, as a config.json of Hugging Face has, nor Megatron's field num_layers. "
             "Name another file."
         )
-    fields = {str(name): value for name, value in model.items()}
-    train, dataset, tokenizer = (
-        {} if model is found else found.get(name) or {} for name in ("train", "dataset", "tokenizer")
-    )
-    rows = read_field(tokenizer, "vocab_size")
-    if rows and read_field(fields, "vocab_size") is None:
-        fields["vocab_size"] = rows
-    return ModelFile(
-        model=fields,
-        seq_length=read_field(dataset, "seq_length") or read_field(fields, "seq_length"),
-        global_batch_size=read_field(train, "global_batch_size"),
-        micro_batch_size=read_field(train, "micro_batch_size"),
-    )
+    return RunSource(sections={"model": model} if model is found else found, name=name)
+
+
+def read_command_line(line: str | Sequence[str]) -> RunSource:
+    """Read a command line of Megatron-LM, with the defaults of Megatron-LM.
+
+    Args:
+        line: Text or words: a launcher, a program such as pretrain_gpt.py and its flags, or the flags alone.
+
+    Raises:
+        ModelFileError: A flag is unknown or not planned, lacks its value, or contradicts another one. The message
+            names all such flags. None is ignored: `notes` has those that a plan does not distinguish.
+    """
+    command = import_module("mb_plan.megatron_lm.command_line").parse_command_line(line)
+    sections = import_module("mb_plan.megatron_lm.sections").sections_of(command)
+    return RunSource(sections=sections, name="run", notes=command.notes)
 
 
 def _json(path: Path, content: bytes) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class SweptPoint:
     """Reason why it cannot be planned; empty if it is planned, or rejected."""
     prediction: Prediction | None = None
     """Predicted step on the GPU of the sweep; None: without a GPU, or the time is not modelled."""
+    unpredicted: str = ""
+    """Reason why the time is not modelled, if it was to be predicted."""
     gpu: str | None = None
     """GPU of the sweep."""
     problems: Sequence[Problem] = ()

@@ -5,120 +5,239 @@
 >>> run = describe_run(llama, gpus="64xh100", seq_length=8192, tokens="15T", precision="fp8")
 >>> best = best_layouts(run)[0]
 >>> print(f"{best.plan.parameters:,} parameters, {best.prediction.days:.0f} days, fits: {best.fits}")
-8,030,261,248 parameters, 209 days, fits: True
+8,030,261,248 parameters, 216 days, fits: True
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from typing import Any, Literal
 
 from mb_plan.errors import ModelFileError, PlanError
+from mb_plan.memory.pipeline_schedule import batch_sizes
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.shape.model_shape import read_shape
+from mb_plan.shape.sources import RunSource, embedding_rows
 from mb_plan.sweep.fitting import fitting_changes
 from mb_plan.sweep.layouts import layout_axes
 from mb_plan.sweep.points import SweptPoint, best_points
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.prediction import predict
+from mb_plan.time.prediction import Prediction, predict
 from mb_schema.gpu_names import find_short_name
 
 Precision = Literal["bf16", "fp8", "fp4"]
+SEQ_LENGTH = 4096
+"""Tokens of a sequence where nothing sets them."""
 TOKENS_PER_STEP = 2**22
 """Tokens of a step where no batch size is given: about those of Llama 3.1's first steps."""
 MICRO_BATCH = "micro_batch_size"
+TENSOR = "tensor_model_parallel_size"
+PARALLEL_SIZES = (
+    TENSOR,
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+_SPLIT = (
+    "sequence_parallel",
+    "pipeline_model_parallel_layout",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "microbatch_group_size_per_vp_stage",
+)
+"""Fields of the model that belong to its layout."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_FUSED = {
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "bias_activation_fusion": True,
-    "moe_token_dispatcher_type": "alltoall",
+_CURRENT: Mapping[str, Mapping[str, Any]] = {
+    "model": {
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bias_activation_fusion": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "bf16": True,
+    },
+    "train": {},
+    "optimizer": {"bf16": True, "use_distributed_optimizer": True},
+    "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True},
 }
-"""Settings of current recipes, where a model file has none."""
+"""Settings of current recipes, where a model has none."""
+_FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"fp8": None, "fp4": None},
+    "fp8": {"fp8": "hybrid", "fp8_param": True, "fp4": None},
+    "fp4": {"fp4": "e2m1", "fp4_param": True, "fp8": None},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
     """What a run is to train, and on what, before its layout is chosen."""
 
-    model: Mapping[str, Any]
-    """Megatron's fields of the model."""
+    settings: Mapping[str, Any]
+    """Sections with Megatron's fields, at least "model", without what the layout sets."""
     gpu: str
     """Short name."""
     gpus: int
     seq_length: int
-    global_batch_size: int
-    """Sequences of a step."""
+    global_batch_size: int | None
+    """Sequences of a step; None: one microbatch of each replica, or those of a schedule."""
     tokens: float | None
-    """Tokens of the whole run; None: not known."""
-    precision: Precision = "bf16"
+    """Tokens of the whole run; None: those of the settings."""
+    layout: Mapping[str, Any]
+    """Parallel sizes and `micro_batch_size` that are kept."""
+    chosen: bool
+    """The other ones are chosen; otherwise they are those of Megatron."""
+    assumed_batch: bool = False
+    """The number of sequences is that of about 4 million tokens."""
+    notes: tuple[str, ...] = ()
+    """What a plan of the run does not take into account."""
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """Megatron's fields of the model, with the rows of its embedding and the length of a sequence."""
+        return self._model(self.settings["model"])
+
+    def _model(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        rows = embedding_rows({**self.settings, "model": fields})
+        return {**fields, "vocab_size": rows, "seq_length": self.seq_length}
 
     def sections(self, layout: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sections of the run in a layout: fields of the model, and `micro_batch_size`."""
         split = dict(layout)
         micro_batch = split.pop(MICRO_BATCH, 1)
-        tp = (
-            split.get("tensor_model_parallel_size", read_field(self.model, "tensor_model_parallel_size")) or 1
-        )
-        formats = {
-            "fp8": {"fp8": "hybrid", "fp8_param": True},
-            "fp4": {"fp4": "e2m1", "fp4_param": True},
-        }.get(self.precision, {})
-        model = {**_FUSED, "sequence_parallel": tp > 1, **self.model, **split}
-        tokens_per_step = self.global_batch_size * self.seq_length
-        return {
-            "model": {**model, **formats, "bf16": True, "seq_length": self.seq_length},
-            "train": {
-                "global_batch_size": self.global_batch_size,
-                "micro_batch_size": micro_batch,
-                "train_iters": None if self.tokens is None else ceil(self.tokens / tokens_per_step),
-            },
-            "dataset": {"seq_length": self.seq_length},
-            "optimizer": {"bf16": True, "use_distributed_optimizer": True},
-            "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True},
-        }
+        model = self._model({**self.settings["model"], **split})
+        if self.chosen:
+            model.setdefault("sequence_parallel", (read_field(model, TENSOR) or 1) > 1)
+        train = {**(self.settings.get("train") or {}), "micro_batch_size": micro_batch}
+        train["global_batch_size"] = self._batch(model, train)
+        train["train_iters"] = self._steps(train)
+        return {**self.settings, "model": model, "train": train, "dataset": {"seq_length": self.seq_length}}
+
+    def _batch(self, model: Mapping[str, Any], train: Mapping[str, Any]) -> int | None:
+        if self.global_batch_size is not None or train.get("step_batch_size_schedule"):
+            return self.global_batch_size
+        replicas: int = self.gpus // read_shape(model).model_ranks
+        micro_batch: int = train["micro_batch_size"]
+        return replicas * micro_batch
+
+    def _steps(self, train: Mapping[str, Any]) -> int | None:
+        """Return the number of steps, of which each has the last batch size."""
+        batch = next(reversed(batch_sizes(train)), None)
+        if batch is None:
+            return None
+        if self.tokens is not None:
+            return ceil(self.tokens / (batch * self.seq_length))
+        samples: int | None = train.get("train_samples")
+        steps: int | None = train.get("train_iters")
+        return samples // batch if samples else steps
 
 
 def describe_run(
-    model: Mapping[str, Any],
+    source: Mapping[str, Any] | RunSource,
     *,
     gpus: str,
-    seq_length: int,
+    seq_length: int | None = None,
     tokens: str | float | None = None,
     global_batch_size: int | None = None,
-    precision: Precision = "bf16",
+    precision: Precision | None = None,
+    search: bool = False,
 ) -> RunDescription:
-    """Return a run from a model, its GPUs and its tokens.
+    """Return a run from a model, its GPUs and its tokens, or from what a file or a command line has of it.
 
     Args:
-        model: Megatron's fields of the model (`read_model`).
+        source: Megatron's fields of the model (`read_model`), or a source (`read_command_line`). One that has a
+            micro-batch size is a run: it is planned as it is, with Megatron's defaults. A model has the settings of
+            current recipes: BF16, fused kernels, the distributed optimizer, gradients in float32.
         gpus: Number and name, such as "64xh100".
-        seq_length: Tokens of a sequence.
-        tokens: Tokens of the run, such as 1e12 or "15T".
-        global_batch_size: Sequences of a step; None: about 4 million tokens, and at least one sequence for each GPU.
-        precision: Format of most products.
+        seq_length: Tokens of a sequence; None: those of the source, or 4096.
+        tokens: Tokens of the run, such as 1e12 or "15T"; None: those of the source.
+        global_batch_size: Sequences of a step; None: those of the source, or about 4 million tokens, and at least one
+            sequence for each GPU.
+        precision: Format of most products; None: that of the source.
+        search: Choose the layout of a run as well, instead of the one that it has.
 
     Raises:
         ModelFileError: A text has another form, or the GPU is not known.
-        PlanError: A size of the model is missing or not supported.
+        PlanError: A size of the model is missing or not supported, the precision of the source is not resolved, or
+            the GPU does not compute in it.
     """
+    if not isinstance(source, RunSource):
+        source = RunSource(sections={"model": source})
     number, gpu = read_gpus(gpus)
-    read_shape({**model, "seq_length": seq_length})
-    batch = max(number, round(TOKENS_PER_STEP / seq_length / number) * number)
-    return RunDescription(
-        model=model,
+    lengths = (
+        read_field(source.sections.get("dataset"), "seq_length"),
+        read_field(source.model, "seq_length"),
+    )
+    length = seq_length or next((each for each in lengths if each), SEQ_LENGTH)
+    train = source.sections.get("train")
+    batch = global_batch_size or read_field(train, "global_batch_size")
+    assumed = batch is None and not source.has_layout
+    if assumed:
+        batch = max(number, round(TOKENS_PER_STEP / length / number) * number)
+    settings = _settings(_without_layout(source) if search else source, precision, batch=global_batch_size)
+    if precision is not None and GPU_SPEEDS[gpu].peak(precision) is None:
+        raise PlanError(f"--precision: {gpu} does not compute in {precision}. Choose another one.")
+    run = RunDescription(
+        settings=settings,
         gpu=gpu,
         gpus=number,
-        seq_length=seq_length,
-        global_batch_size=global_batch_size or batch,
+        seq_length=length,
+        global_batch_size=batch,
         tokens=read_amount(tokens) if isinstance(tokens, str) else tokens,
-        precision=precision,
+        layout={} if search else _layout(source),
+        chosen=search or not source.has_layout,
+        assumed_batch=assumed,
+        notes=source.notes,
     )
+    read_shape(run.model)
+    return run
+
+
+def _without_layout(source: RunSource) -> RunSource:
+    """Return a source without its parallel sizes and what belongs to them."""
+    fields = source.model
+    kept = {name: value for name, value in fields.items() if name not in {*PARALLEL_SIZES, *_SPLIT}}
+    transformer = kept.get("transformer")
+    if isinstance(transformer, Mapping):
+        kept["transformer"] = {
+            name: value for name, value in transformer.items() if name not in {*PARALLEL_SIZES, *_SPLIT}
+        }
+    return replace(source, sections={**source.sections, "model": kept})
+
+
+def _settings(source: RunSource, precision: Precision | None, *, batch: int | None) -> dict[str, Any]:
+    """Return the sections of a source in a precision, without the growth of a batch that is given."""
+    found = source.sections
+    assumed = {} if source.has_layout else _CURRENT
+    settings = {**found, **{name: {**assumed.get(name, {}), **(found.get(name) or {})} for name in _CURRENT}}
+    recipe = found.get("mixed_precision")
+    if recipe is not None and precision is None and source.has_layout:
+        raise PlanError(
+            f"mixed_precision: is {recipe!r}, a recipe that only the trainer resolves. Pass --precision, or use "
+            "`mb plan` for this file."
+        )
+    if precision is not None:
+        for name in ("model", "optimizer"):
+            settings[name] |= {"bf16": True, "fp16": False}
+        settings["model"] |= _FORMATS[precision]
+        if recipe is not None:
+            settings["ddp"] = {"grad_reduce_in_fp32": True, **settings["ddp"]}
+    if batch is not None:
+        settings["train"] |= {"rampup_batch_size": None, "step_batch_size_schedule": None}
+    return settings
+
+
+def _layout(source: RunSource) -> dict[str, Any]:
+    sizes = {name: read_field(source.model, name) for name in PARALLEL_SIZES}
+    sizes[MICRO_BATCH] = read_field(source.sections.get("train"), MICRO_BATCH)
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def read_gpus(text: str) -> tuple[int, str]:
@@ -152,17 +271,23 @@ def plan_layout(run: RunDescription, layout: Mapping[str, Any]) -> SweptPoint:
     """Plan and predict a run in one layout.
 
     Raises:
-        PlanError: The layout does not divide the model, or its time is not modelled.
+        PlanError: The layout does not divide the model.
     """
     sections = run.sections(layout)
     plan = make_plan(sections, world_size=run.gpus)
     _reject_uneven(run, plan)
-    prediction = predict(sections, plan, gpu=run.gpu)
+    prediction: Prediction | None = None
+    unpredicted = ""
+    try:
+        prediction = predict(sections, plan, gpu=run.gpu)
+    except PlanError as error:
+        unpredicted = str(error)
     return SweptPoint(
         values={_path(name): value for name, value in layout.items()},
         plan=plan,
         unplanned="",
         prediction=prediction,
+        unpredicted=unpredicted,
         gpu=run.gpu,
     )
 
@@ -201,14 +326,19 @@ def best_layouts(
 
     Args:
         run: Model, GPUs and batch.
-        fixed: Parallel sizes and `micro_batch_size` that are kept.
+        fixed: Parallel sizes and `micro_batch_size` that are kept, in addition to those of the run or in place of them.
         number: Largest number of layouts.
 
     Raises:
         PlanError: None is possible; the message has the reason of the last one.
     """
+    kept = {**run.layout, **(fixed or {})}
+    if not run.chosen:
+        return [plan_layout(run, kept)]
+    if read_field(run.model, "num_moe_experts"):
+        kept.setdefault("expert_tensor_parallel_size", 1)
     points, reason = [], ""
-    for layout in layouts(run, fixed or {}):
+    for layout in layouts(run, kept):
         try:
             points.append(plan_layout(run, layout))
         except PlanError as error:
@@ -230,13 +360,13 @@ def layouts(run: RunDescription, fixed: Mapping[str, Any]) -> Iterator[dict[str,
     """Yield the layouts that can be worth a try and divide the GPUs, with the fixed sizes."""
     speeds = GPU_SPEEDS[run.gpu]
     axes = layout_axes(
-        {**run.model, "seq_length": run.seq_length},
+        run.model,
         world_size=run.gpus,
         node_gpus=min(8, speeds.nvlink_gpus),
         is_kept=lambda path: path.rpartition(".")[2] in {*fixed, "sequence_parallel"},
     )
     names = [axis.path.rpartition(".")[2] for axis in axes]
-    shape = read_shape({**run.model, "seq_length": run.seq_length})
+    shape = read_shape(run.model)
     for values in product(*(axis.values for axis in axes)):
         layout = {**dict(zip(names, values, strict=True)), **fixed}
         tp, pp, cp, ep = (

@@ -189,10 +189,8 @@ def test_other_ranks_log_nothing(group):
 
 
 def test_a_slow_gpu_is_a_metric_a_warning_and_a_stop_request(group, monkeypatch):
-    door, detector = ModuleType("mb_resilience.stragglers.nvrx_detector"), Detector()
-    door.nvrx_detector = lambda: detector
-    monkeypatch.setitem(sys.modules, door.__name__, door)
-    lines = []
+    detector, lines = Detector(), []
+    monkeypatch.setattr("mb_resilience.stragglers.detectors.nvrx_detector", lambda: detector)
     section = NVRxStragglerDetectionConfig(enabled=True, stop_if_detected=True)
     with build_straggler_detectors(world=ALONE, nvrx_straggler=section, log=lines.append) as found:
         loop = Loop(found.callbacks)

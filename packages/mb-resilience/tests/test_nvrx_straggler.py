@@ -177,7 +177,7 @@ def test_detector_that_cannot_be_initialized_raises_one_error():
 
 def test_nvrx_detector_has_the_interface():
     pytest.importorskip("nvidia_resiliency_ext")
-    from mb_resilience.stragglers.nvrx_detector import nvrx_detector
+    from mb_resilience.stragglers.nvrx_straggler import nvrx_detector
 
     detector = nvrx_detector()
     requested = {name for name in dir(FakeDetector) if not name.startswith("_")} | {"initialized"}
@@ -219,7 +219,7 @@ def test_nvrx_detects_a_gpu_that_became_slow(monkeypatch):
     """Run NVRx's detector, intervals, reports and scores with given kernel times."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
-    from mb_resilience.stragglers.nvrx_detector import nvrx_detector
+    from mb_resilience.stragglers.nvrx_straggler import nvrx_detector
 
     microseconds = [10.0]
     monkeypatch.setitem(sys.modules, "nvrx_cupti_module", cupti_extension(microseconds))
@@ -249,7 +249,7 @@ def test_nvrx_measures_kernels_through_cupti():
     """Run NVRx's detector as it is, which needs CUPTI and a GPU."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed")
-    from mb_resilience.stragglers.nvrx_detector import nvrx_detector
+    from mb_resilience.stragglers.nvrx_straggler import nvrx_detector
 
     if not torch.cuda.is_available():
         pytest.skip("NVRx's reports synchronize with a GPU, and there is none")

@@ -48,12 +48,27 @@ def test_one_rank_needs_no_store():
 def test_the_thread_of_hang_reports_has_a_connection_with_a_short_timeout():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mine = process_group.new_connection(dist.PrefixStore("a", dist.PrefixStore("b", server)))
-    assert (mine.port, mine.timeout) == (
-        server.port,
+    assert mine._underlying_non_prefix_store.port == server.port
+    assert mine._underlying_non_prefix_store is not server
+    assert (mine.timeout, server.timeout) == (
         timedelta(seconds=process_group.THREAD_TIMEOUT_SECONDS),
+        timedelta(minutes=5),
     )
-    other = dist.HashStore()
-    assert process_group.new_connection(dist.PrefixStore("a", other)) is not server
+    other = dist.PrefixStore("a", dist.HashStore())
+    assert process_group.new_connection(other) is other
+
+
+def test_a_run_does_not_stop_for_the_signal_of_the_previous_one_at_the_same_server():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    reasons = []
+    for run, signal in ((1, "SIGTERM"), (2, None)):
+        store = dist.PrefixStore(f"run {run}", server)
+        stops = [
+            AgreedStop(Requested(signal), store=process_group.new_connection(store), rank=rank, world_size=2)
+            for rank in range(2)
+        ]
+        reasons.append([stop(step) for step in (1, 2) for stop in stops])
+    assert reasons == [[None, None, "SIGTERM on rank 0", "SIGTERM on rank 0"], [None] * 4]
 
 
 def connection_of_a_thread():

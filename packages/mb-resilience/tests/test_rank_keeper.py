@@ -28,6 +28,16 @@ def test_a_run_without_restarts_and_a_single_process_have_no_keeper():
     assert keep_run_alive(os.getpid, InProcessRestartConfig(enabled=True), environment={}) == os.getpid()
 
 
+@pytest.mark.parametrize("end", ["7", "None", "'no space is left'"])
+def test_a_rank_ends_as_an_interpreter_would(end):
+    kept = f"from mb_resilience.restarts.rank_keeper import end_process\nend_process(lambda: exit({end}))"
+    ends = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        for program in (f"exit({end})", kept)
+    ]
+    assert (ends[0].returncode, ends[0].stderr) == (ends[1].returncode, ends[1].stderr)
+
+
 KEPT = """
 import os, signal, sys, time
 from mb_resilience import InProcessRestartConfig

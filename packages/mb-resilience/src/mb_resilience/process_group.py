@@ -5,7 +5,7 @@ Imports torch only in a process that has imported it: a run of one rank needs ne
 
 import sys
 from datetime import timedelta
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar, cast
 
 from mb_resilience.stops.decision_exchange import KeyValueStore
 
@@ -66,8 +66,9 @@ def rank_and_store(*, of_thread: bool = False) -> RankAndStore:
 def new_connection(store: StoreKind, *, timeout_seconds: float = THREAD_TIMEOUT_SECONDS) -> StoreKind:
     """Return a new connection to the server of a TCPStore, for use by one thread; other kinds of stores unchanged.
 
-    A connection of torch holds a lock while it waits, so that a thread that shares one with the main thread would wait
-    as long as the main thread does.
+    It has the prefix of the store, so that process groups that follow one another at one server do not read each
+    other's keys. A connection of torch holds a lock while it waits, so that a thread that shares one with the main
+    thread would wait as long as the main thread does.
     """
     if "torch.distributed" not in sys.modules:  # then no store is one of torch
         return store
@@ -76,7 +77,13 @@ def new_connection(store: StoreKind, *, timeout_seconds: float = THREAD_TIMEOUT_
     server: Any = store
     while isinstance(server, PrefixStore):
         server = server.underlying_store
-    if isinstance(server, TCPStore):
-        server = TCPStore(server.host, server.port, None, False, timedelta(seconds=timeout_seconds))
-    connection: StoreKind = server
-    return connection
+    if not isinstance(server, TCPStore):
+        return store
+    timeout = timedelta(seconds=timeout_seconds)
+    connection: Any = store
+    if not hasattr(connection, "clone"):  # older versions of torch: without the prefix
+        connection = TCPStore(server.host, server.port, None, False, timeout)
+        return cast("StoreKind", connection)
+    connection = connection.clone()
+    connection.set_timeout(timeout)
+    return cast("StoreKind", connection)

@@ -3,7 +3,7 @@
 The training loop only notes its position, which costs a fraction of a microsecond. The thread writes the position to
 the store with every heartbeat, together with a counter, which distinguishes a rank whose process is stopped or dead
 from one that waits. No rank reads the positions of others until there has been no progress for too long. Then each rank
-dumps its stacks, and one of the stuck ranks claims the report (`report_claim`), reads the statuses of all ranks, twice,
+dumps its stacks, and one of the stuck ranks claims the report (`ReportClaim`), reads the statuses of all ranks, twice,
 and reports. The others wait for it, and one of them takes the claim over if that rank no longer responds.
 """
 
@@ -22,9 +22,8 @@ from pathlib import Path
 from types import TracebackType
 
 from mb_resilience.hangs.collective_records import GroupCollectives, missing_collectives, read_dump_files
-from mb_resilience.hangs.rank_status_store import RankStatusStore, StatusRecord
+from mb_resilience.hangs.rank_status_store import Claim, HangStore, RankStatusStore, StatusRecord
 from mb_resilience.hangs.report import REPORT_HEAD, RankStatus, format_report, innermost_frames
-from mb_resilience.hangs.report_claim import Claim, HangStore
 from mb_resilience.loop_events import CheckpointContext, StepContext
 
 HEARTBEATS_PER_REPORT = 10

@@ -104,6 +104,8 @@ def end_process(run: Callable[[], int]) -> NoReturn:
         code = run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):  # as an interpreter does
+            print(end.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 (the process ends)
         traceback.print_exc()
     finally:

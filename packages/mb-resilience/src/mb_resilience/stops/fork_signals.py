@@ -27,7 +27,7 @@ def forget(key: object) -> None:
 
 
 def _block() -> None:
-    watched = frozenset[int]().union(*(signals for signals, _ in _handlers.values()))
+    watched = frozenset[int]().union(*(signals for signals, _ in [*_handlers.values()]))
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
 
 

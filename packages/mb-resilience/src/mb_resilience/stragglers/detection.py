@@ -2,7 +2,7 @@
 
 A step takes equally long on all ranks, because fast ranks wait for the slow one in collectives. The time of work
 between collectives, such as forward passes, and the time to read data differ. Backward passes are timed apart
-(`backward_timer`). Each rank sums them up. There is no collective and no device synchronization until `report`, which
+(`speed_reporter`). Each rank sums them up. There is no collective and no device synchronization until `report`, which
 is one collective of nine numbers per rank.
 """
 

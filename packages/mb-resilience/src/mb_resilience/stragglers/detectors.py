@@ -13,7 +13,7 @@ from mb_resilience.config import NVRxStragglerDetectionConfig, StragglerDetectio
 from mb_resilience.errors import SwitchPortError
 from mb_resilience.process_group import RankInfo
 from mb_resilience.stragglers.detection import StragglerTimer, discard
-from mb_resilience.stragglers.nvrx_straggler import NVRxStragglerMonitor
+from mb_resilience.stragglers.nvrx_straggler import NVRxStragglerMonitor, nvrx_detector
 from mb_resilience.stragglers.speed_reporter import SpeedReporter
 from mb_resilience.stragglers.switch import StragglerSwitch
 from mb_resilience.stragglers.torch_timing import (
@@ -141,8 +141,6 @@ def gpu_monitor(
     log: Callable[[str], object],
 ) -> NVRxStragglerMonitor:
     """Return NVRx's detector for this rank, not started yet."""
-    from mb_resilience.stragglers.nvrx_detector import nvrx_detector  # noqa: PLC0415 (imports NVRx, only if it is enabled)
-
     return NVRxStragglerMonitor(
         section,
         nvrx_detector(),

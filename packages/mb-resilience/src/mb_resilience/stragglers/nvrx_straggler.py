@@ -1,11 +1,13 @@
 """Detection of slow GPUs by the detector of nvidia-resiliency-ext (NVRx). Standard library only.
 
-The caller passes the detector: `mb_resilience.stragglers.nvrx_detector` returns NVRx's class, and tests pass a fake.
+The caller passes the detector: `nvrx_detector` imports NVRx's class, and tests pass a fake.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Protocol
 
@@ -43,6 +45,16 @@ class NVRxDetector(Protocol):
 
     def shutdown(self) -> None:
         """Stop the detector."""
+
+
+def nvrx_detector() -> NVRxDetector:
+    """Return NVRx's detector class, which holds process-wide state."""
+    # NVRx moved the module from `straggler` to `attribution.straggler` after version 0.4.
+    name = "nvidia_resiliency_ext.straggler"
+    if find_spec(name) is None:
+        name = "nvidia_resiliency_ext.attribution.straggler"
+    detector: NVRxDetector = import_module(name).Detector
+    return detector
 
 
 BroadcastScores = Callable[[StragglerScores | None], StragglerScores | None]

@@ -46,15 +46,21 @@ ARGUMENTS = {
 }
 
 
-def test_data_that_do_not_exist_are_named_at_once(stored, tmp_path):
-    (tmp_path / "b.idx").touch()
-    paths = [f"{tmp_path}/{name}" for name in "abc"]
-    stored(**ARGUMENTS, data_path=paths)
-    with pytest.raises(ConfigReadError, match=f"{paths[0]}, {paths[2]}: no such") as error:
-        take_over(tmp_path, script=None, out=tmp_path / "run")
-    assert "dataset.blend=" in str(error.value)
+def test_the_data_are_named_unless_the_user_sets_others(stored, tmp_path):
+    stored(**ARGUMENTS, data_path=["0.3", "a", "0.7", "b"])
+    found = take_over(tmp_path, script=None, out=tmp_path / "run")
+    assert [line for line in found.lines if line.startswith("data:")] == ["data: a b"]
     found = take_over(tmp_path, script=None, out=tmp_path / "run", overrides=["dataset.blend=null"])
     assert not [line for line in found.lines if line.startswith("data:")]
+
+
+def test_a_t5_is_not_resumed(stored, tmp_path):
+    stored(**ARGUMENTS, encoder_num_layers=2, decoder_seq_length=4, data_path=["a"])
+    with pytest.raises(
+        ConfigReadError, match=r"is the run of a T5, which cannot be resumed\. Megatron-LM masks"
+    ):
+        take_over(tmp_path, script=None, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_folder_is_of_one_run_of_megatron_lm(stored, tmp_path):

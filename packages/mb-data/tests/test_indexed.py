@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from mb_data import DataPathError, IndexedFormatError, IndexedSummary, IndexedWriter, verify_prefix
+from mb_data.config import GPTDatasetConfig
+from mb_data.data_checks import verify_dataset_files
 from mb_data.text.indexed import sequence_lengths, token_dtype
 
 
@@ -72,6 +74,19 @@ class TestMissing:
     def test_a_folder_without_data(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"contains no \.idx file"):
             verify_prefix(tmp_path / "pair")
+
+    def test_one_error_names_all_pairs_of_a_blend(self, prefix, tmp_path):
+        wrong = [str(tmp_path / name) for name in ("a", "b", "c")]
+        (tmp_path / "c.idx").touch()
+        section = GPTDatasetConfig(seq_length=8, blend=([wrong[0], prefix, *wrong[1:], wrong[0]], None))
+        with pytest.raises(DataPathError) as error:
+            verify_dataset_files(section, evaluated=False)
+        assert str(error.value).startswith(f"{wrong[0]}: no such .bin/.idx pair; ")
+        assert str(error.value).endswith(f" 2 more cannot be read: {wrong[1]}, {wrong[2]}.")
+        section.blend = None
+        section.blend_per_split = [([prefix], None), ([wrong[1]], None), None]
+        with pytest.raises(DataPathError, match=f"^{wrong[1]}: no such .bin/.idx pair;"):
+            verify_dataset_files(section, evaluated=False)
 
     def test_a_suffix_is_explained(self, prefix):
         with pytest.raises(DataPathError, match=rf"Use {prefix}\."):

@@ -59,8 +59,8 @@ def take_over(
         overrides: Settings of the user, which take precedence.
 
     Raises:
-        ConfigReadError: The script cannot be converted, neither script nor checkpoint has arguments, the data do not
-            exist, or the run folder belongs to another run.
+        ConfigReadError: The script cannot be converted, neither script nor checkpoint has arguments, the model is
+            a T5, or the run folder belongs to another run.
         CheckpointError: There is no checkpoint, or it cannot be read.
     """
     # imports torch, which no other start of a command does
@@ -84,6 +84,13 @@ def take_over(
     source, conversion, notes = _settings(
         stored.arguments or {}, script, assigned_variables(variables), ignore_unknown
     )
+    if conversion.given.get("model._target_") == "T5ModelConfig":
+        raise ConfigReadError(
+            f"--from-megatron-lm: {folder} is the run of a T5, which cannot be resumed. Megatron-LM masks word pieces "
+            "of a BERT tokenizer, and T5DatasetConfig replaces spans of the tokens of other tokenizers, so that "
+            "weights and position would belong to other data. Start a new run: convert the script with mb config "
+            "import-args, and set tokenizer and dataset."
+        )
     given = {path: value for path, value in conversion.given.items() if path not in REPLACED}
     given["checkpoint.load"] = str(folder.resolve())
     write(file, render(replace(conversion, given=given), source=source))
@@ -95,7 +102,7 @@ def take_over(
             *lines,
             f"settings: {source}, written to {file}",
             *([] if "tokenizer" in overridden else [_tokenizer(given)]),
-            *([] if "dataset" in overridden else [_data(given, source)]),
+            *([] if "dataset" in overridden else [_data(given)]),
             *notes,
             *(
                 []
@@ -134,24 +141,13 @@ def _tokenizer(given: Mapping[str, Any]) -> str:
     return f"tokenizer: {' '.join(str(part) for part in (kind or 'that of the dataset', file) if part)}"
 
 
-def _data(given: Mapping[str, Any], source: str) -> str:
-    """Return the line on the data.
-
-    Raises:
-        ConfigReadError: Some of them do not exist.
-    """
+def _data(given: Mapping[str, Any]) -> str:
+    """Return the line on the data. The run checks that they exist."""
     found = given.get("dataset.blend") or given.get("dataset.blend_per_split")
     if found is None:
         return "data: generated"
     blends = [found] if isinstance(found[0], list) and found[0] and isinstance(found[0][0], str) else found
-    prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
-    missing = [name for name in prefixes if "://" not in name and not Path(f"{name}.idx").is_file()]
-    if missing:
-        raise ConfigReadError(
-            f"dataset.blend: {', '.join(missing)}: no such .bin/.idx pair, which {source} names. Set "
-            "dataset.blend=[[PREFIX,...],[WEIGHT,...]] with the present paths, or pass a script that has them."
-        )
-    return f"data: {' '.join(prefixes)}"
+    return f"data: {' '.join(prefix for blend in blends if blend for prefix in blend[0])}"
 
 
 def write(file: Path, text: str) -> None:

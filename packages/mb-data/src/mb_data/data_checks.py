@@ -1,5 +1,6 @@
 """Checks of the files that data sections name, before anything is built. No torch."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from glob import glob
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Protocol
 
 import mb_data
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
-from mb_data.errors import DataError, DataPathError, TokenizerError
+from mb_data.errors import DataError, DataPathError, IndexedFormatError, TokenizerError
 from mb_data.finetuning.config import FinetuningDatasetConfig
 from mb_data.finetuning.files import pack_files, sample_files
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding, required_padding
@@ -51,11 +52,8 @@ def verify_dataset_files(dataset: Any, *, evaluated: bool) -> None:
         _verify_stream_files(dataset)
     if not isinstance(dataset, GPTDatasetConfig):
         return
-    for prefixes, _ in filter(None, [dataset.blend, *(dataset.blend_per_split or [])]):
-        for prefix in prefixes:
-            if "://" in prefix:  # object storage is not looked at before the run
-                continue
-            mb_data.verify_prefix(prefix)  # imports numpy, which checks without data files do not need
+    blends = filter(None, [dataset.blend, *(dataset.blend_per_split or [])])
+    _verify_prefixes([prefix for prefixes, _ in blends for prefix in prefixes])
     if isinstance(dataset, TextCorpusConfig):
         verify_sources(dataset)
 
@@ -153,6 +151,26 @@ def training_epoch_samples(
 
     tokenizer = load_saved_tokenizer(saved, section)
     return training_epoch_size(dataset, tokenizer, padding=padding)
+
+
+def _verify_prefixes(prefixes: Sequence[str]) -> None:
+    """Check every pair of files; one error names all that cannot be read."""
+    wrong: dict[str, DataPathError | IndexedFormatError] = {}
+    for prefix in prefixes:
+        if "://" in prefix:  # object storage is not looked at before the run
+            continue
+        try:
+            mb_data.verify_prefix(prefix)  # imports numpy, which checks without data files do not need
+        except (DataPathError, IndexedFormatError) as error:
+            wrong.setdefault(prefix, error)
+    if not wrong:
+        return
+    (_, first), *others = wrong.items()
+    if not others:
+        raise first
+    raise type(first)(
+        f"{first} {len(others)} more cannot be read: {', '.join(prefix for prefix, _ in others)}."
+    )
 
 
 def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> None:

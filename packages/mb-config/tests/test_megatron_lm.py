@@ -529,3 +529,21 @@ def test_settings_that_differ_from_the_checkpoint_are_listed():
         "model.num_moe_experts: 4 in x.sh, not set in the checkpoint",
         "optimizer.lr: 2.0 in x.sh, 1.0 in the checkpoint",
     ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "backend"),
+    [
+        ("NVTE_FLASH_ATTN=1 NVTE_FUSED_ATTN=0", "", "flash"),
+        ("NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=1", "", "fused"),
+        ("NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0", "", "unfused"),
+        ("NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0", "--attention-backend fused", "fused"),
+        ("NVTE_FUSED_ATTN=1 NVTE_UNFUSED_ATTN=0", "", None),
+        ("NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0 NVTE_UNFUSED_ATTN=0", "", None),
+    ],
+)
+def test_variables_that_exclude_attention_kernels_are_the_backend(variables, flags, backend):
+    script = f"export {variables} NCCL_DEBUG=WARN\ntorchrun pretrain_gpt.py {SIZES} {flags}"
+    converted = convert_script(read_words(script))
+    assert converted.nested()["model"].get("attention_backend") == backend
+    assert converted.variables == {"NCCL_DEBUG": "WARN"}

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from mb_config.megatron_lm.argument_values import Arguments, parse_value
-from mb_config.megatron_lm.environment import carried_variables
+from mb_config.megatron_lm.environment import attention_backend, carried_variables
 from mb_config.megatron_lm.flag_table import TYPES, option_of, parse_flags, read_flags, without_flags
 from mb_config.megatron_lm.no_counterpart import reason_of_value, reason_without_counterpart
 from mb_config.megatron_lm.script import ScriptWords
@@ -113,9 +113,11 @@ def convert_script(
     """
     kept, left_out = without_flags(script.words, custom, unknown=ignore_unknown)
     variables, _ = carried_variables(script.environment)
-    return replace(
-        convert(parse_flags(kept)), left_out=tuple(shlex.join(flag) for flag in left_out), variables=variables
-    )
+    given = parse_flags(kept)
+    backend = attention_backend(script.environment)
+    if backend is not None:
+        given.setdefault("attention_backend", backend)
+    return replace(convert(given), left_out=tuple(shlex.join(flag) for flag in left_out), variables=variables)
 
 
 def _reason_dropped(dest: str, arguments: Arguments) -> str | None:

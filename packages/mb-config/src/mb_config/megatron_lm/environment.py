@@ -14,7 +14,18 @@ _SETTINGS = re.compile(
 _OF_THE_LAUNCHER = re.compile(
     r"MASTER_\w+|(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|CUDA_VISIBLE_DEVICES"
 )
+_ATTENTION = {"flash": "NVTE_FLASH_ATTN", "fused": "NVTE_FUSED_ATTN", "unfused": "NVTE_UNFUSED_ATTN"}
+"""Backend of `--attention-backend` -> variable that excludes it if it is 0. Megatron Core sets all three."""
 _SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)")
+
+
+def attention_backend(environment: Mapping[str, str]) -> str | None:
+    """Return the `--attention-backend` of a script that excludes FlashAttention or cuDNN by variables, else None.
+
+    Without that flag, Megatron-LM rejects such variables.
+    """
+    allowed = [backend for backend, name in _ATTENTION.items() if environment.get(name) != "0"]
+    return allowed[0] if allowed and not {"flash", "fused"} <= {*allowed} else None
 
 
 def carried_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -26,6 +37,8 @@ def carried_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], d
             named[name] = "its value is not known without running the script"
         elif _OF_THE_LAUNCHER.fullmatch(name):
             named[name] = "the launcher sets it"
+        elif name in _ATTENTION.values():
+            named[name] = "model.attention_backend sets it"
         elif _SECRET.fullmatch(name):
             named[name] = "a secret; set it in the shell"
         elif loads_code({name: value}) is not None:

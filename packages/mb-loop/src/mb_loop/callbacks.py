@@ -52,7 +52,10 @@ class UnknownEventError(LoopError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackContext:
-    """Argument of a callback. Fields that do not belong to the event are None."""
+    """Argument of a callback. Fields that do not belong to the event are None.
+
+    `loss_dict`, `grad_norm` and `skipped_iter` are fields of `result`, under Megatron-Bridge's names.
+    """
 
     state: Any
     """Global state. At the end of a step, the counters in `state.train_state` are already advanced."""

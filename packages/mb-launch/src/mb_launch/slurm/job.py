@@ -13,8 +13,8 @@ _NAME = re.compile(r"[\w.@+-]+")
 _LIST = re.compile(r"[\w.@+,-]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
-
 LEAD_SECONDS = 120
+"""Shortest time between the signal and the time limit, unless `SlurmJob.signal_seconds` is set."""
 STEPS_SECONDS = 60
 """Time for the steps that end before the ranks have agreed to stop, if it is not predicted."""
 

@@ -13,7 +13,7 @@ from mb_verify.errors import VerificationError
 from mb_verify.record.run_record import read_record
 from mb_verify.resume.interruption import RunStart
 
-NO_RESUME_YET = (
+BEFORE_THE_RESUME = (
     "This is before the interruption, so the resume is not at fault. Seed every random stream that is used (random, "
     "numpy.random, torch), and read the same data in both runs."
 )
@@ -68,7 +68,7 @@ def compare_records(
         if verdict.first is not None:
             end = f"different; first in\n  {verdict.first.describe(str(first), str(second))}"
         if verdict.differs_before_interruption:
-            end += f"\n{NO_RESUME_YET}"
+            end += f"\n{BEFORE_THE_RESUME}"
         typer.echo("\n".join([*verdict_table(verdict), end, *verdict.notes]))
     raise typer.Exit(0 if verdict.equal else 1)
 

@@ -159,7 +159,8 @@ def test_experts_on_several_ranks_exchange_tokens_faster_within_nvlink():
         {"seq_length": 16384},
         {"micro_batch_size": 2},
         {"microbatches": 16},
-        {"recomputed": "all"},
+        {"recomputed_layers": 1.0},
+        {"sharded_optimizer": False, "replicas": 8},
         {"recomputed": ("mlp", "layernorm", "core_attn")},
         {"gpu": GPU_SPEEDS["a100"]},
     ],
@@ -398,13 +399,59 @@ def test_the_dispatcher_is_that_of_the_model(fields, dispatcher):
     ("fields", "recomputed"),
     [
         ({}, ()),
-        ({"recompute_granularity": "full"}, "all"),
+        ({"recompute_granularity": "full"}, ()),
         ({"recompute_granularity": "selective"}, ("core_attn",)),
         ({"recompute_granularity": "selective", "recompute_modules": ["mlp"]}, ("mlp",)),
     ],
 )
 def test_what_is_recomputed_is_that_of_the_model(fields, recomputed):
     assert settings_of(fields).recomputed == recomputed
+
+
+@pytest.mark.parametrize(
+    ("fields", "fraction"),
+    [
+        ({}, 0),
+        ({"recompute_granularity": "selective"}, 0),
+        ({"recompute_granularity": "full"}, 1),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4}, 1),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 4}, 4 / 32),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 40}, 1),
+    ],
+)
+def test_a_fraction_of_the_layers_is_recomputed_as_a_whole(fields, fraction):
+    """`uniform` checkpoints groups of layers, all of them; `block` the first layers of each virtual stage."""
+    assert settings_of(fields).recomputed_layers == fraction
+
+
+def test_recomputed_layers_are_a_third_of_their_products_without_the_output_layer():
+    """Narayanan et al. (2021): 96 instead of 72 B s l h^2 for the layers, and 6 B s h V of the logits as before."""
+    plain, again = terms(), terms(recomputed_layers=0.5)
+    logits = 3 * 2 * 8192 * 4096 * 128_256 / GPU_SPEEDS["h100"].bf16 * 8
+    assert again["bf16"] - plain["bf16"] == pytest.approx((plain["bf16"] - logits) / 6)
+    assert again["attention"] == pytest.approx(7 / 6 * plain["attention"])
+
+
+def test_without_the_distributed_optimizer_each_replica_updates_all_weights():
+    weights = 2 * 128_256 * 4096 + 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
+    more = terms(replicas=8, sharded_optimizer=False)["memory"] - terms(replicas=8)["memory"]
+    assert more == pytest.approx(28 * weights * 7 / 8 / GPU_SPEEDS["h100"].memory, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ddp", "found"),
+    [
+        ({}, (False, False)),
+        ({"use_distributed_optimizer": True}, (False, True)),
+        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"}, (False, True)),
+        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}, (True, True)),
+    ],
+)
+def test_what_is_sharded_is_that_of_the_run(ddp, found):
+    """Only `optim_grads_params` gathers weights for each microbatch."""
+    sections, plan = run()
+    settings = _settings({**sections, "optimizer": {}, "ddp": ddp}, plan, "h100")
+    assert (settings.fsdp, settings.sharded_optimizer) == found
 
 
 def test_layers_in_bf16_are_those_of_the_model():

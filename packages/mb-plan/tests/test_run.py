@@ -51,13 +51,28 @@ def test_fixed_sizes_are_kept_and_a_run_has_its_length():
         ({"micro_batch_size": 3}, "1024 sequences do not divide into equal microbatches for 8 replicas"),
         (
             {PP: 4, "virtual_pipeline_model_parallel_size": 2, "micro_batch_size": 256},
-            "2 microbatches are not a multiple",
+            "2 microbatches in groups of 4 are not possible on pp=4 stages",
         ),
     ],
 )
 def test_a_layout_that_does_not_divide_has_a_reason(layout, message):
     with pytest.raises(PlanError, match=message):
         plan_layout(described(), layout)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "possible"), [(8, False), (9, True), (10, True), (4, False), (12, False)]
+)
+def test_microbatches_of_virtual_stages_come_in_groups(microbatches, possible):
+    """Megatron Core needs a group of at least one microbatch for each stage, and so does its last group."""
+    model = {**MODEL, "microbatch_group_size_per_vp_stage": 5}
+    run = describe_run(model, gpus="8xh100", seq_length=4096, global_batch_size=2 * microbatches)
+    layout = {PP: 4, "virtual_pipeline_model_parallel_size": 2}
+    if possible:
+        assert plan_layout(run, layout).plan.num_microbatches == microbatches
+    else:
+        with pytest.raises(PlanError, match="in groups of 5 are not possible on pp=4 stages"):
+            plan_layout(run, layout)
 
 
 def test_experts_divide_the_gpus():

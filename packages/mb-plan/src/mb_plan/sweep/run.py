@@ -312,11 +312,14 @@ def _reject_uneven(run: RunDescription, plan: ResourcePlan) -> None:
             f"--batch: {run.global_batch_size} sequences do not divide into equal microbatches for "
             f"{plan.data_parallel_size} replicas. Choose a multiple."
         )
-    if shape.vp > 1 and plan.num_microbatches % shape.pp:
-        raise PlanError(
-            f"--vp: {plan.num_microbatches} microbatches are not a multiple of pp={shape.pp}, as interleaving needs. "
-            "Change the batch, or leave --vp out."
-        )
+    if shape.vp > 1:
+        group = read_field(run.model, "microbatch_group_size_per_vp_stage") or shape.pp
+        rest = plan.num_microbatches % group
+        if not shape.pp <= group <= plan.num_microbatches or 0 < rest < shape.pp:
+            raise PlanError(
+                f"--vp: {plan.num_microbatches} microbatches in groups of {group} are not possible on pp={shape.pp} "
+                "stages. Each group needs one for each stage. Change the batch, or leave --vp out."
+            )
 
 
 def best_layouts(

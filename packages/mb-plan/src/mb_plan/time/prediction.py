@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mb_plan.errors import PlanError
 from mb_plan.memory.activations import SELECTIVE_DEFAULT
+from mb_plan.memory.parameter_storage import parameter_storage
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field, read_graphs
 from mb_plan.shape.model_shape import ModelShape
@@ -171,6 +172,7 @@ def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> S
     precision = _precision(model)
     if speeds.peak(precision) is None:
         raise PlanError(f"{gpu} does not compute in {precision}")
+    store = parameter_storage(model, optimizer=sections.get("optimizer"), ddp=sections.get("ddp"))
     length = read_field(sections.get("dataset"), "seq_length") or read_field(model, "seq_length")
     return StepSettings(
         gpu=speeds,
@@ -183,9 +185,11 @@ def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> S
         dispatcher=_dispatcher(model),
         bf16_layers=_bf16_layers(model),
         fused_experts=bool(read_field(model, "use_transformer_engine_op_fuser", False)),
-        fsdp=bool(read_field(sections.get("ddp"), "use_megatron_fsdp", False)),
+        fsdp=store.weights_sharded,
+        sharded_optimizer=store.optimizer_sharded,
         frozen=sections.get("peft") is not None,
-        recomputed=_recomputed(model),
+        recomputed=_recomputed_modules(model),
+        recomputed_layers=_recomputed_layers(model, plan.shape),
     )
 
 
@@ -202,11 +206,20 @@ def _bf16_layers(model: Any) -> tuple[int, int]:
     return read_field(model, first, 1), read_field(model, last, 1)
 
 
-def _recomputed(model: Any) -> Literal["all"] | tuple[str, ...]:
-    granularity = read_field(model, "recompute_granularity")
-    if granularity == "selective":
-        return tuple(read_field(model, "recompute_modules") or SELECTIVE_DEFAULT)
-    return "all" if granularity == "full" else ()
+def _recomputed_modules(model: Any) -> tuple[str, ...]:
+    if read_field(model, "recompute_granularity") != "selective":
+        return ()
+    return tuple(read_field(model, "recompute_modules") or SELECTIVE_DEFAULT)
+
+
+def _recomputed_layers(model: Any, shape: ModelShape) -> float:
+    """Return the fraction of the layers that is recomputed as a whole; "block": so many of each virtual stage."""
+    if read_field(model, "recompute_granularity") != "full":
+        return 0.0
+    if read_field(model, "recompute_method") != "block":
+        return 1.0
+    number: int = read_field(model, "recompute_num_layers") or 1
+    return min(1.0, number * shape.pp * shape.vp / shape.num_layers)
 
 
 def _precision(model: Any) -> Literal["bf16", "fp8", "fp4"]:

@@ -54,7 +54,7 @@ RECOMPUTED = (
     "tensor",
     "routing",
 )
-"""Terms that full recomputation extends by a forward pass, a third of the work."""
+"""Terms of a layer that full recomputation extends by a forward pass, a third of the work."""
 OPTIMIZER_BYTES = 28
 """Bytes that an update moves per weight of a rank: gradient, master weight, two moments read and written, weight."""
 
@@ -81,8 +81,12 @@ class StepSettings:
     """Weights are sharded over the replicas and gathered for each microbatch."""
     frozen: bool = False
     """Only adapters are trained."""
-    recomputed: Literal["all"] | tuple[str, ...] = ()
-    """Modules that are computed a second time in the backward pass; "all": the whole layers."""
+    sharded_optimizer: bool = True
+    """Each replica updates its share of the weights; otherwise each updates all of them."""
+    recomputed: tuple[str, ...] = ()
+    """Modules that are computed a second time in the backward pass."""
+    recomputed_layers: float = 0.0
+    """Fraction of the layers that are computed a second time as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +127,35 @@ def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
         dispatcher=settings.dispatcher,
         domain=gpu.nvlink_gpus,
         captured=() if settings.graphs == "step" else settings.graphs,
-        recomputed=() if settings.recomputed == "all" else settings.recomputed,
+        recomputed=settings.recomputed,
     )
     bf16 = replace(batch, peak=gpu.bf16, quantised=False)
-    work = model_work(shape, batch, bf16, settings.bf16_layers)
+    layers, head = model_work(shape, batch, bf16, settings.bf16_layers)
+    terms, work = _work_terms(layers, shape, settings), replace(layers)
+    for name in RECOMPUTED:
+        terms[name] *= 1 + settings.recomputed_layers / 3
+    work.add(head)
+    terms = {name: value + terms[name] for name, value in _work_terms(head, shape, settings).items()}
     world = settings.replicas * shape.tp * shape.pp * shape.cp
-    replayed = work.kernels if settings.graphs == "step" else work.captured
     stages = 2 * shape.vp * BYTES * tokens * shape.hidden / shape.tp if shape.pp > 1 else 0.0
+    terms["gradients"] = stages / _speed(gpu, world)
+    return StepTerms(
+        microbatch=terms,
+        step={
+            "gradients": _replica_time(work, shape, settings, world),
+            "memory": _optimizer_time(work, shape, settings),
+        },
+        microbatches=settings.microbatches,
+        waiting=(shape.pp - 1) / shape.vp,
+    )
+
+
+def _work_terms(work: Work, shape: ModelShape, settings: StepSettings) -> dict[str, float]:
+    """Return the terms of work on a microbatch, without those of stages and replicas."""
+    gpu = settings.gpu
+    replayed = work.kernels if settings.graphs == "step" else work.captured
     terms = {
+        **dict.fromkeys(TERMS, 0.0),
         "bf16": work.dense + work.head / gpu.bf16,
         "experts": work.grouped,
         "attention": (work.attention + work.chunks) / gpu.bf16 + work.exponentials / gpu.exponentials,
@@ -141,21 +166,10 @@ def step_terms(shape: ModelShape, settings: StepSettings) -> StepTerms:
         "tensor": work.tensor / _speed(gpu, shape.tp) + work.context / _speed(gpu, shape.tp * shape.cp),
         "routing": max(work.routed / gpu.nvlink, work.routed_away / gpu.network),
         "waits": 0.0 if settings.graphs == "step" else work.waits * MILLISECOND,
-        "gradients": stages / _speed(gpu, world),
     }
     if settings.precision != "bf16":
         terms[settings.precision] = work.quantised
-    if settings.recomputed == "all":
-        terms |= {name: 4 / 3 * terms[name] for name in RECOMPUTED if name in terms}
-    return StepTerms(
-        microbatch=terms,
-        step={
-            "gradients": _replica_time(work, shape, settings, world),
-            "memory": _optimizer_time(work, shape, settings),
-        },
-        microbatches=settings.microbatches,
-        waiting=(shape.pp - 1) / shape.vp,
-    )
+    return terms
 
 
 def _speed(gpu: GpuSpeed, ranks: int) -> float:
@@ -181,6 +195,8 @@ def _optimizer_time(work: Work, shape: ModelShape, settings: StepSettings) -> fl
         return 0.0
     ranks = settings.replicas * shape.cp
     expert_ranks = max(1.0, ranks * shape.tp / shape.ep)
+    if not settings.sharded_optimizer:
+        ranks, expert_ranks = 1, 1.0
     weights = work.weights / ranks + work.expert_weights / expert_ranks
     return OPTIMIZER_BYTES * weights / settings.gpu.memory
 

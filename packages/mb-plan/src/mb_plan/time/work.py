@@ -282,8 +282,10 @@ def _modules(product: Product, letter: str) -> tuple[str, ...]:
     return {MLP: ("mlp",), EXPERTS: ("moe", product.part)}.get(letter, ())
 
 
-def model_work(shape: ModelShape, batch: Batch, bf16: Batch, ends: tuple[int, int] = (0, 0)) -> Work:
-    """Return the work of a microbatch on an average pipeline rank.
+def model_work(
+    shape: ModelShape, batch: Batch, bf16: Batch, ends: tuple[int, int] = (0, 0)
+) -> tuple[Work, Work]:
+    """Return the work of a microbatch on an average pipeline rank: that of layers, and that of output layers.
 
     Args:
         shape: Sizes of the model.
@@ -306,13 +308,14 @@ def model_work(shape: ModelShape, batch: Batch, bf16: Batch, ends: tuple[int, in
                 work.add(part_work(shape, of, letter), times / shape.pp)
     outputs = 1 + len(shape.ahead)
     columns = shape.vocab / shape.tp
-    head = Work(
+    output = Work(
         head=batch.passes * 2 * batch.tokens * shape.hidden * columns,
         moved=LOGIT_BYTES * batch.tokens * columns,
         weights=2 * shape.hidden * columns / outputs,
     )
-    work.add(head, outputs / shape.pp)
-    return work
+    head = Work()
+    head.add(output, outputs / shape.pp)
+    return work, head
 
 
 def _reject_unmodelled(shape: ModelShape) -> None:

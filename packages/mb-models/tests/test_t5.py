@@ -11,7 +11,6 @@ from mb_models.errors import BatchError
 from mb_models.peft.config import TARGETS, LoRA
 from mb_models.rules import ModelConfigError
 from mb_models.t5.config import T5ModelConfig
-from mb_models.t5.layer_specs import t5_transformer_engine_spec
 from mb_models.t5.parameters import t5_parameter_count
 from mb_models.t5.provider import (
     T5ForwardStep,
@@ -19,6 +18,7 @@ from mb_models.t5.provider import (
     attention_masks,
     kernel_masks,
     t5_transformer_config,
+    t5_transformer_engine_spec,
 )
 from mb_models.t5.rules import RULES
 

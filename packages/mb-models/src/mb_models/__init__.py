@@ -62,12 +62,12 @@ if TYPE_CHECKING:
     from mb_models.rules import RULES as RULES
     from mb_models.rules.fsdp import FsdpError as FsdpError
     from mb_models.t5.config import T5ModelConfig as T5ModelConfig
-    from mb_models.t5.layer_specs import t5_transformer_engine_spec as t5_transformer_engine_spec
     from mb_models.t5.parameters import t5_parameter_count as t5_parameter_count
     from mb_models.t5.provider import T5ForwardStep as T5ForwardStep
     from mb_models.t5.provider import T5LayerSpec as T5LayerSpec
     from mb_models.t5.provider import T5ModelProvider as T5ModelProvider
     from mb_models.t5.provider import attention_masks as attention_masks
+    from mb_models.t5.provider import t5_transformer_engine_spec as t5_transformer_engine_spec
     from mb_models.training.batches import Batch as Batch
     from mb_models.training.batches import get_batch as get_batch
     from mb_models.training.chunks import StackSpec as StackSpec

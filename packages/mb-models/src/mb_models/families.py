@@ -19,9 +19,8 @@ from mb_models.mimo.config import MimoModelConfig
 from mb_models.mimo.parameters import mimo_parameter_count
 from mb_models.mimo.provider import MimoForwardStep, MimoModelProvider
 from mb_models.t5.config import T5ModelConfig
-from mb_models.t5.layer_specs import t5_transformer_engine_spec
 from mb_models.t5.parameters import t5_parameter_count
-from mb_models.t5.provider import T5ForwardStep, T5ModelProvider
+from mb_models.t5.provider import T5ForwardStep, T5ModelProvider, t5_transformer_engine_spec
 from mb_models.training.chunks import StackSpec
 from mb_models.training.forward_step import GPTForwardStep
 

@@ -1,5 +1,6 @@
 """Variants of layers, embedding and logits that Megatron Core does not have, put into its specs and chunks."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -171,3 +173,31 @@ def _scaled_logits(
     if factor != 1.0:
         logits = logits * factor
     return (logits if cap is None else cap * torch.tanh(logits / cap)), bias
+
+
+def use_uncompressed_queries(block: TransformerBlockSubmodules, config: TransformerConfig) -> None:
+    """Replace latent attention in the specs of a stage's layers, in place, if queries are not compressed.
+
+    These are queries as in DeepSeek-V2 Lite and Moonlight.
+    """
+    if config.multi_latent_attention and config.qk_layernorm and config.q_lora_rank is None:
+        for spec in block.layer_specs:
+            spec.submodules.self_attention.module = UncompressedQueryAttention
+
+
+class UncompressedQueryAttention(MLASelfAttention):  # type: ignore[misc] # Megatron Core has no types
+    """Megatron's latent attention, with a norm of the latent keys and values and none of the queries.
+
+    With `qk_layernorm` and without `q_lora_rank`, Megatron Core 0.19.2 builds a norm of the hidden state into the
+    projection of the queries, which no published model has, and which its own local layers do not support.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        config = vars(self)["config"]
+        self.config = copy.copy(config)
+        self.config.q_lora_rank = config.hidden_size
+        try:
+            resolved = super()._resolve_qk_norm_config(submodules)
+        finally:
+            self.config = config
+        return {**resolved, "linear_q_proj": submodules.linear_q_proj, "q_layernorm": IdentityOp}

@@ -19,12 +19,7 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
     Raises:
         ValueError: no vocabulary size is given, or `config.transformer` holds a field that the formula does not cover.
     """
-    rows = config.vocab_size if vocab_size is None else vocab_size
-    if rows is None:
-        raise ValueError(
-            "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
-            "vocab_size."
-        )
+    rows = embedding_rows(config.vocab_size if vocab_size is None else vocab_size)
     unknown = sorted(UNCOUNTED_FIELDS & config.transformer.keys())
     if unknown:
         raise ValueError(
@@ -45,6 +40,20 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
         + layers
         + _norm(config, config.hidden_size)
     )
+
+
+def embedding_rows(vocab_size: int | None) -> int:
+    """Return the rows of the embedding.
+
+    Raises:
+        ValueError: they are not known.
+    """
+    if vocab_size is None:
+        raise ValueError(
+            "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
+            "vocab_size."
+        )
+    return vocab_size
 
 
 def expert_layers(config: GPTModelConfig) -> list[bool]:

@@ -11,12 +11,12 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
-from mb_models.gpt.latent_attention import use_uncompressed_queries
 from mb_models.gpt.layer_variants import (
     apply_layer_variants,
     scale_embedding,
     scale_logits,
     use_local_rotation,
+    use_uncompressed_queries,
 )
 from mb_models.gpt.transformer import transformer_config
 from mb_models.gpt.variant_fields import LayerVariantFields

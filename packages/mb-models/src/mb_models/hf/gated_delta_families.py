@@ -6,7 +6,7 @@ from typing import Any
 from mb_models.config import DType
 from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
-from mb_models.hf.family import HuggingFaceFamily, HybridConversion, settings_of_weights
+from mb_models.hf.family import REQUIRED, HuggingFaceFamily, HybridConversion, settings_of_weights
 from mb_models.hf.layer_fields import FULL
 from mb_models.hybrid.config import MambaModelConfig, main_layers
 
@@ -163,13 +163,7 @@ QWEN3_NEXT = HuggingFaceFamily(
     must_be={"hidden_act": ("silu", None), "attention_bias": (False, None)},
     aliases={"num_experts": "num_local_experts"},
     hybrid=HybridConversion(
-        required=(
-            "num_hidden_layers",
-            "hidden_size",
-            "intermediate_size",
-            "num_attention_heads",
-            "vocab_size",
-        ),
+        required=REQUIRED,
         read=_read_qwen3_next,
         write=_write_qwen3_next,
         outside=tables.QWEN3_NEXT_OUTSIDE,

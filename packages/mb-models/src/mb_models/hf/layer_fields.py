@@ -86,6 +86,11 @@ def write_biases(config: GPTModelConfig) -> dict[str, Any]:
     return dict.fromkeys(("attention_bias", "mlp_bias"), config.add_bias_linear)
 
 
+def without_rotation(flags: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of layers without rotary positions, which have the flag 1."""
+    return {"transformer": {"no_rope_freq": list(flags)}} if any(flags) else {}
+
+
 def unrotated_layers(config: TransformerFields) -> list[int]:
     """Return 1 for each layer without rotary positions and 0 for each other, as Megatron Core counts them."""
     every: Any = config.transformer.get("no_rope_freq")

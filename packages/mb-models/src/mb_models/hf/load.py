@@ -20,8 +20,7 @@ from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.gated_delta_weights import convolution_rows, fuse_gated_delta, gates_after_queries
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
-from mb_models.hf.tensor_names import origin_of
-from mb_models.hf.weight_tables import OUTPUT
+from mb_models.hf.weight_tables import OUTPUT, origin_of
 from mb_models.hybrid.config import mamba_heads
 
 logger = logging.getLogger(__name__)

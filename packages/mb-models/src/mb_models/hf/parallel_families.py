@@ -6,7 +6,13 @@ from typing import Any
 from mb_models.config import GPTModelConfig
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.family import HuggingFaceFamily
-from mb_models.hf.layer_fields import FULL, read_window, windows_but_every, write_layer_types
+from mb_models.hf.layer_fields import (
+    FULL,
+    read_window,
+    windows_but_every,
+    without_rotation,
+    write_layer_types,
+)
 
 _COHERE_SECTION: Mapping[str, object] = {
     "normalization": "LayerNorm",
@@ -38,7 +44,7 @@ def _read_cohere2(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_read_cohere(content),
         **read_window({**content, "layer_types": kinds}),
-        **({"transformer": {"no_rope_freq": flags}} if any(flags) else {}),
+        **without_rotation(flags),
     }
 
 

@@ -1,7 +1,7 @@
 """Families with variants of Llama's layers: OLMo, SmolLM3, EXAONE 4, Granite and Seed-OSS. No torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mb_models.config import GPTModelConfig
@@ -16,17 +16,13 @@ from mb_models.hf.layer_fields import (
     read_window,
     unrotated_layers,
     windows_but_every,
+    without_rotation,
     write_biases,
     write_layer_types,
 )
 from mb_models.hf.rotary_fields import local_base, write_local_rotary
 
 _NORMS_OVER_HEADS: Mapping[str, object] = {"qk_layernorm": True, "qk_layernorm_scope": "all_heads"}
-
-
-def _without_rotation(flags: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of layers without rotary positions, which have the flag 1."""
-    return {"transformer": {"no_rope_freq": list(flags)}} if any(flags) else {}
 
 
 def _read_olmo3(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def _read_smollm(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **read_biases(content),
         **read_window({**content, "layer_types": kinds}),
-        **_without_rotation(flags),
+        **without_rotation(flags),
     }
 
 
@@ -93,7 +89,7 @@ def _read_exaone(content: Mapping[str, Any]) -> dict[str, Any]:
     interval = len(pattern) if isinstance(pattern, str) else pattern
     kinds = content["layer_types"] or windows_but_every(content, interval)
     flags = [int(kind == FULL) for kind in kinds]
-    return {**read_window({**content, "layer_types": kinds}), **_without_rotation(flags)}
+    return {**read_window({**content, "layer_types": kinds}), **without_rotation(flags)}
 
 
 def _write_exaone(config: GPTModelConfig) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""Names of weights in transformers' folders, by the names of Megatron's parameters. No torch.
+"""Names of weights in transformers' folders, by the names of Megatron's parameters: tables, and `origin_of`. No torch.
 
 Megatron fuses query, key and value group by group, and concatenates gate and up projection; in both, a
 tensor-parallel rank's part is the fusion of its parts of the single tensors.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from mb_models.hf.family import TensorOrigin
+from mb_models.errors import HuggingFaceError
+from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 
 LAYER = "model.layers.{layer}."
 EMBEDDING = "model.embed_tokens.weight"
@@ -23,9 +27,9 @@ OUTSIDE: Mapping[str, TensorOrigin] = {
 _EXPERT = r"mlp\.experts\.local_experts\.(?P<expert>\d+)\."
 
 
-def one(name: str, *, split: int | None = None) -> TensorOrigin:
+def one(name: str, *, stem: str = LAYER, **how: Any) -> TensorOrigin:
     """Return the origin of a parameter that is one tensor of a layer."""
-    return TensorOrigin(tensors=(LAYER + name,), split=split)
+    return TensorOrigin(tensors=(stem + name,), **how)
 
 
 def norms(pattern: str, fused: str, name: str) -> dict[str, TensorOrigin]:
@@ -114,13 +118,9 @@ def experts(stem: str, *, router: str, names: Sequence[str] | None = None) -> di
 
 PHI3: Mapping[str, TensorOrigin] = {
     **NORMS,
-    r"self_attention\.linear_qkv\.weight": TensorOrigin(
-        tensors=(LAYER + "self_attn.qkv_proj.weight",), form="qkv", split=0, packed=True
-    ),
+    r"self_attention\.linear_qkv\.weight": one("self_attn.qkv_proj.weight", form="qkv", split=0, packed=True),
     r"self_attention\.linear_proj\.weight": one("self_attn.o_proj.weight", split=1),
-    r"mlp\.linear_fc1\.weight": TensorOrigin(
-        tensors=(LAYER + "mlp.gate_up_proj.weight",), form="glu", split=0, packed=True
-    ),
+    r"mlp\.linear_fc1\.weight": one("mlp.gate_up_proj.weight", form="glu", split=0, packed=True),
     r"mlp\.linear_fc2\.weight": one("mlp.down_proj.weight", split=1),
 }
 
@@ -135,8 +135,8 @@ MIXTRAL: Mapping[str, TensorOrigin] = {
 }
 
 
-def _stacked(name: str, **how: Any) -> TensorOrigin:
-    return TensorOrigin(tensors=(f"{LAYER}mlp.experts.{name}",), stacked=True, **how)
+_stacked = partial(one, stem=f"{LAYER}mlp.experts.", stacked=True)
+"""Return the origin of a parameter of one expert in a tensor of all experts of a layer."""
 
 
 GPT_OSS: Mapping[str, TensorOrigin] = {
@@ -191,14 +191,14 @@ NEOX = "gpt_neox.layers.{layer}."
 def _neox(pattern: str, name: str, *, weight: int | None, bias: int | None) -> dict[str, TensorOrigin]:
     """Return the origins of a linear layer; `weight` and `bias` are the dimensions that ranks share."""
     return {
-        rf"{pattern}\.weight": TensorOrigin(tensors=(f"{NEOX}{name}.weight",), split=weight),
-        rf"{pattern}\.bias": TensorOrigin(tensors=(f"{NEOX}{name}.bias",), split=bias),
+        rf"{pattern}\.weight": one(f"{name}.weight", stem=NEOX, split=weight),
+        rf"{pattern}\.bias": one(f"{name}.bias", stem=NEOX, split=bias),
     }
 
 
 def _neox_norm(pattern: str, fused: str, name: str) -> dict[str, TensorOrigin]:
     return {
-        rf"({pattern}\.|{fused}\.layer_norm_){kind}": TensorOrigin(tensors=(f"{NEOX}{name}.{kind}",))
+        rf"({pattern}\.|{fused}\.layer_norm_){kind}": one(f"{name}.{kind}", stem=NEOX)
         for kind in ("weight", "bias")
     }
 
@@ -227,8 +227,8 @@ GPT_NEOX_OUTSIDE: Mapping[str, TensorOrigin] = {
 BACKBONE = "backbone.layers.{layer}."
 
 
-def _of_layer(name: str, **how: Any) -> TensorOrigin:
-    return TensorOrigin(tensors=(BACKBONE + name,), **how)
+_of_layer = partial(one, stem=BACKBONE)
+"""Return the origin of a parameter that is one tensor of a hybrid's layer."""
 
 
 HYBRID_OUTSIDE: Mapping[str, TensorOrigin] = {
@@ -275,10 +275,6 @@ NEMOTRON_H: Mapping[str, TensorOrigin] = {
 }
 
 
-def _by_one(name: str, **how: Any) -> TensorOrigin:
-    return TensorOrigin(tensors=(LAYER + name,), **how)
-
-
 QWEN3_NEXT: Mapping[str, TensorOrigin] = {
     r"(input_layernorm\.weight|self_attention\.(linear_qkv|in_proj)\.layer_norm_weight)": one(
         "input_layernorm.weight"
@@ -294,11 +290,11 @@ QWEN3_NEXT: Mapping[str, TensorOrigin] = {
         form="gated_delta",
         split=0,
     ),
-    r"self_attention\.conv1d\.weight": _by_one(
+    r"self_attention\.conv1d\.weight": one(
         "linear_attn.conv1d.weight", form="gated_delta_convolution", split=0, packed=True
     ),
     **{rf"self_attention\.{name}": one(f"linear_attn.{name}", split=0) for name in ("dt_bias", "A_log")},
-    r"self_attention\.out_norm\.weight": _by_one("linear_attn.norm.weight", offset=1.0),
+    r"self_attention\.out_norm\.weight": one("linear_attn.norm.weight", offset=1.0),
     r"self_attention\.out_proj\.weight": one("linear_attn.out_proj.weight", split=1),
     **DENSE,
     **experts("mlp.experts.", router="mlp.gate"),
@@ -311,3 +307,45 @@ QWEN3_NEXT_OUTSIDE: Mapping[str, TensorOrigin] = {
     **{name: origin for name, origin in OUTSIDE.items() if not name.startswith("decoder.")},
     "decoder.final_norm.weight": OUTSIDE["decoder.final_layernorm.weight"],
 }
+
+_PARAMETER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<rest>.+)")
+
+
+def origin_of(
+    parameter: str,
+    *,
+    family: HuggingFaceFamily,
+    layer: Callable[[int], int],
+    expert: Callable[[int], int],
+    tied: bool,
+) -> TensorOrigin:
+    """Return the tensors that a parameter is made of.
+
+    Args:
+        parameter: name in the chunk.
+        family: family of the folder.
+        layer: function from a layer's number in the chunk to that in the model.
+        expert: function from an expert's number on this rank to that in the model.
+        tied: whether the output layer is tied to the embedding.
+
+    Raises:
+        HuggingFaceError: the family has no such parameter.
+    """
+    if tied and parameter == "output_layer.weight":
+        parameter = "embedding.word_embeddings.weight"
+    outside = (family.outside or OUTSIDE) if family.hybrid is None else family.hybrid.outside
+    if parameter in outside:
+        return outside[parameter]
+    inside = _PARAMETER.fullmatch(parameter)
+    for pattern, origin in family.layers.items() if inside else ():
+        match = re.fullmatch(pattern, inside["rest"]) if inside else None
+        if inside is not None and match is not None:
+            indices = {"layer": layer(int(inside["layer"]))}
+            if "expert" in match.groupdict():
+                indices["expert"] = expert(int(match["expert"]))
+            names = tuple(name.format(**indices) for name in origin.tensors)
+            return replace(origin, tensors=names, expert=indices.get("expert", 0))
+    raise HuggingFaceError(
+        f"{parameter}: has no counterpart in the Hugging Face format, because a {family.model_type} has no such "
+        "parameter. Merge adapters first, and train without additional heads."
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import cast
 
 from mb_models.config import GPTModelConfig
-from mb_models.gpt.parameters import _attention, _experts, _mlp, _norm
+from mb_models.gpt.parameters import _attention, _experts, _mlp, _norm, embedding_rows
 from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
 
 MAMBA_FILTER = 4
@@ -24,12 +24,7 @@ def hybrid_parameter_count(config: MambaModelConfig, *, vocab_size: int | None =
     Raises:
         ValueError: no vocabulary size is given.
     """
-    rows = config.vocab_size if vocab_size is None else vocab_size
-    if rows is None:
-        raise ValueError(
-            "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
-            "vocab_size."
-        )
+    rows = embedding_rows(config.vocab_size if vocab_size is None else vocab_size)
     pattern, ahead = config.hybrid_layer_pattern, mtp_layers(config.hybrid_layer_pattern)
     hidden, norm = config.hidden_size, _norm(_like_gpt(config), config.hidden_size)
     positions = config.max_position_embeddings or config.seq_length

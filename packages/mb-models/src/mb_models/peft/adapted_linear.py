@@ -148,6 +148,26 @@ def weight_delta(linear: Any) -> Tensor:
     return join_parts(linear, zero_fill_parts(linear, deltas, dim=0), dim=0)
 
 
+def joined_pair(layer: Any) -> tuple[Tensor, Tensor]:
+    """Return one pair A [R, I], B [O, R] with the update of all parts, one below the other, for one tensor elsewhere.
+
+    B is block-diagonal, and R the sum of the ranks. A part without adapters has zeros, so that R is the same for all
+    layers of a kind.
+    """
+    if "main" in layer.adapter:
+        return layer.adapter["main"].lora_a, layer.adapter["main"].lora_b
+    like = next(iter(layer.adapter.values()))
+    empty_a = torch.zeros_like(like.lora_a)
+    pairs = [
+        (layer.adapter[name].lora_a, layer.adapter[name].lora_b)
+        if name in layer.adapter
+        else (empty_a, like.lora_b.new_zeros(size, like.lora_b.shape[1]))
+        for name, size in layer.part_sizes.items()
+    ]
+    joined: Tensor = torch.block_diag(*[b for _, b in pairs])  # type: ignore[no-untyped-call]
+    return torch.cat([a for a, _ in pairs]), joined
+
+
 def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:
     """Return the norm of each row of the complete weight, [O]; collective if rows are split over ranks."""
     squares = weight_OI.float().pow(2).sum(1)

@@ -16,14 +16,16 @@ from mb_models.hf.export_plan import stored_tensors
 from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks
 from mb_models.hf.safetensors_files import write_tensors
-from mb_models.hf.tensor_names import origin_of
-from mb_models.peft.adapted_linear import adapted_layers
+from mb_models.hf.weight_tables import origin_of
+from mb_models.peft.adapted_linear import adapted_layers, joined_pair
 from mb_models.peft.config import DoRA, LoRA
 from mb_models.peft.hugging_face_experts import ExpertAdapters, below_layer, is_renamed, reject_dora
-from mb_models.peft.joined_parts import PARTS, joined_pair
 
 PREFIX = "base_model.model."
 """Prefix of the names of all tensors in that format."""
+
+PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
+"""Form of a fused layer -> its adapters in canonical LoRA."""
 
 
 def save_adapters(

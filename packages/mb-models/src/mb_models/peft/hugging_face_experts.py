@@ -10,8 +10,8 @@ import torch
 
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily, Section, TensorOrigin
+from mb_models.peft.adapted_linear import joined_pair
 from mb_models.peft.config import DoRA, LoRA
-from mb_models.peft.joined_parts import joined_pair
 
 _NUMBER = re.compile(r"\.local_experts\.(\d+)\.")
 _LAYER = re.compile(r".*?\.layers\.\d+\.")

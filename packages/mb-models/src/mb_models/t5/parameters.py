@@ -1,5 +1,6 @@
 """Parameter count of a T5 by closed formula, without torch and without building the model."""
 
+from mb_models.gpt.parameters import embedding_rows
 from mb_models.t5.config import T5ModelConfig
 
 
@@ -15,12 +16,7 @@ def t5_parameter_count(config: T5ModelConfig, *, vocab_size: int | None = None) 
     Raises:
         ValueError: no vocabulary size is given.
     """
-    rows = config.vocab_size if vocab_size is None else vocab_size
-    if rows is None:
-        raise ValueError(
-            "model.vocab_size: not set and no vocab_size given, because the embedding's size is unknown. Pass "
-            "vocab_size."
-        )
+    rows = embedding_rows(config.vocab_size if vocab_size is None else vocab_size)
     hidden, bias = config.hidden_size, config.add_bias_linear
     norm = hidden if config.normalization == "RMSNorm" else 2 * hidden
     inner = (config.kv_channels or hidden // config.num_attention_heads) * config.num_attention_heads

@@ -7,10 +7,15 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from megatron.core.models.T5.t5_model import T5Model
+from megatron.core.models.T5.t5_spec import (
+    get_t5_decoder_with_transformer_engine_block_spec,
+    get_t5_encoder_with_transformer_engine_block_spec,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -156,4 +161,24 @@ def t5_transformer_config(config: T5ModelConfig, *, device: torch.device) -> Tra
 def _repeated(block: TransformerBlockSubmodules, layers: int) -> TransformerBlockSubmodules:
     return TransformerBlockSubmodules(
         layer_specs=[block.layer_specs[0]] * layers, layer_norm=block.layer_norm
+    )
+
+
+def t5_transformer_engine_spec(
+    config: TransformerConfig, /, *, vp_stage: int | None = None, pp_rank: int | None = None
+) -> tuple[TransformerBlockSubmodules, TransformerBlockSubmodules]:
+    """Return layers of Transformer Engine's modules for encoder and decoder, for GPUs only.
+
+    Raises:
+        ModuleNotFoundError: Transformer Engine is not installed (Megatron would fail later, on a class that is None).
+    """
+    if find_spec("transformer_engine") is None:
+        raise ModuleNotFoundError(
+            "t5_transformer_engine_spec: Transformer Engine is not installed, because mb-models does not require it. "
+            "Install mb-models[te], or use mb_host.megatron.t5 without a GPU."
+        )
+    layers = config.num_layers
+    return (
+        get_t5_encoder_with_transformer_engine_block_spec(layers),
+        get_t5_decoder_with_transformer_engine_block_spec(layers),
     )

@@ -2,10 +2,10 @@
 
 A rank has one chunk, or one per virtual stage if the pipeline is interleaved. `build_chunks` decides which chunk has
 the embedding (`pre_process`) and which has the output layer (`post_process`); the provider of the family builds each
-chunk, with layers from a `StackSpec`.
+chunk, with layers from a `StackSpec`. `built_parameter_count` counts the parameters of chunks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -50,3 +50,31 @@ def build_chunks(
         )
         for stage in range(vp_size)
     ]
+
+
+def built_parameter_count(chunks: Sequence[torch.nn.Module], groups: ProcessGroupCollection) -> int:
+    """Return the parameters of the complete model, each counted once, from the chunks of all pipeline stages.
+
+    Collective over the pipeline group. A tensor-parallel shard counts with the shards of the other ranks, and a local
+    expert with those of the other ranks; a copy of the embedding on the last stage (attribute `shared`) does not count.
+    """
+    local = 0
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            if not vars(parameter).get("shared", False):
+                local += parameter.numel() * _shards(parameter, groups)
+    device = next(chunks[0].parameters()).device
+    total = torch.tensor(local, dtype=torch.int64, device=device)
+    if groups.pp.size() > 1:
+        torch.distributed.all_reduce(total, group=groups.pp)
+    return int(total)
+
+
+def _shards(parameter: torch.nn.Parameter, groups: ProcessGroupCollection) -> int:
+    """Return the number of ranks that hold different parts of a parameter's tensor or of its layer's experts."""
+    attributes = vars(parameter)  # of Megatron
+    is_expert = not attributes.get("allreduce", True)
+    is_split = attributes.get("tensor_model_parallel", False)
+    if is_expert:
+        return int(groups.ep.size() * (groups.expt_tp.size() if is_split else 1))
+    return int(groups.tp.size()) if is_split else 1

@@ -24,7 +24,7 @@ from mb_models.mimo.groups import ModuleGroups
 from mb_models.mimo.module_parallelism import ModuleParallelism, data_positions, ignore_bridge_warning
 from mb_models.mimo.modules import MimoModules
 from mb_models.mimo.provider import MimoForwardStep
-from mb_models.training.built_parameters import built_parameter_count
+from mb_models.training.chunks import built_parameter_count
 from mb_models.training.fsdp import register_shard_load_hooks, wrap_megatron_fsdp, wrap_torch_fsdp2
 from mb_models.training.wrap import wrap_ddp
 

@@ -29,8 +29,8 @@ TEXT = {"why": "it is so", "fix": "Change it."}
 
 def rejects(rule, *values):
     """Return the message for these values, after checking the examples of the rule."""
-    assert rule.test(*rule.fails.values())
-    assert rule.test(*rule.passes.values()) is None
+    assert rule.message(rule.fails)
+    assert rule.message(rule.passes) is None
     return rule.test(*values)
 
 
@@ -63,7 +63,9 @@ def test_the_default_fix_names_the_bounds():
 
 def test_excludes():
     conditions = {"a.on": True, "a.kind": "x", "b.n": above(1)}
-    combined = excludes("X1", conditions, fails=(True, "x", 2), passes=(True, "x", 1), **TEXT)
+    combined = excludes("X1", conditions, fails={"b.n": 2}, **TEXT)
+    assert combined.fails == {"a.on": True, "a.kind": "x", "b.n": 2}
+    assert combined.passes == {"a.on": False, "a.kind": "x", "b.n": 2}
     assert rejects(combined, 3, "x", 5) == "cannot be combined with kind and b.n (on=3, kind=x, b.n=5)"
     assert rejects(combined, None, "x", 5) is None
     assert rejects(combined, True, "x", None) is None
@@ -82,7 +84,7 @@ def test_excludes():
 )
 def test_requires(needs, good, bad, message):
     needed = requires(
-        "X1", {"a.on": True}, {"a.other": needs}, fails=(True, bad), passes=(True, good), **TEXT
+        "X1", {"a.on": True}, {"a.other": needs}, fails={"a.other": bad}, passes={"a.other": good}, **TEXT
     )
     assert rejects(needed, True, bad) == message
     assert rejects(needed, False, bad) is None
@@ -133,7 +135,7 @@ def test_an_example_has_at_most_one_value_per_field():
 RULES = (
     in_range("X1", "a.n", 1, **TEXT),
     as_warning(in_range("X2", "a.n", 5, **TEXT)),
-    requires("X3", {"a.on": True}, {"b.n": SET}, fails=(True, None), passes=(True, 1), **TEXT),
+    requires("X3", {"a.on": True}, {"b.n": SET}, passes={"b.n": 1}, **TEXT),
     in_range("X4", "facts.gpus", 1, **TEXT),
 )
 

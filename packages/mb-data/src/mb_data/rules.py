@@ -262,8 +262,7 @@ RULES: tuple[Rule, ...] = (
         {"dataset.path_to_cache": SET, "dataset.blend": among(None)},
         why="it relies on indices that a previous run built for each split, in the cache folder",
         fix="Set dataset.path_to_cache and use dataset.blend_per_split, or dataset.fast_cache_load=false.",
-        fails=(True, None, None),
-        passes=(True, "/cache", None),
+        passes={"dataset.path_to_cache": "/cache"},
     ),
     requires(
         "V044b",
@@ -271,8 +270,7 @@ RULES: tuple[Rule, ...] = (
         {"dataset.path_to_cache": SET},
         why="the indices are read later, from the cache",
         fix="Set dataset.path_to_cache, or dataset.defer_npy_index_mmap=false.",
-        fails=(True, None),
-        passes=(True, "/cache"),
+        passes={"dataset.path_to_cache": "/cache"},
     ),
     _check_blend_per_split,
     requires(
@@ -281,8 +279,8 @@ RULES: tuple[Rule, ...] = (
         {"dataset.split": SET},
         why="validation and test use a part of the same documents",
         fix="Set dataset.split, for example '99,1,0'.",
-        fails=((["a"], None), None),
-        passes=((["a"], None), "99,1,0"),
+        fails={"dataset.blend": (["a"], None)},
+        passes={"dataset.split": "99,1,0"},
     ),
     dataset_rule(
         "V044e",

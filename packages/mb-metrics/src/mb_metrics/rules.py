@@ -29,8 +29,8 @@ def _named_run(id: str, experiment: str, name: str, backend: str) -> Rule:
         {f"logger.{name}": True},
         why=f"{backend} would generate a name, and a resumed run could not be distinguished from a new one",
         fix=f"Set logger.{name}.",
-        fails=("gpt", ""),
-        passes=("gpt", "run 1"),
+        fails={f"logger.{experiment}": "gpt", f"logger.{name}": ""},
+        passes={f"logger.{name}": "run 1"},
     )
 
 
@@ -254,8 +254,7 @@ RULES: tuple[Rule, ...] = (
         {"logger.skip_train_metrics_log": False},
         why="skip_train_metrics_log disables the lines that it selects",
         fix="Set logger.skip_train_metrics_log=false, or unset logger.console.",
-        fails=("short", True),
-        passes=("short", False),
+        fails={"logger.console": "short"},
     ),
     _timers,
     *(
@@ -268,8 +267,8 @@ RULES: tuple[Rule, ...] = (
         {"logger.wandb_exp_name": other_than("")},
         why="an empty name is usually a mistake, such as an unset variable",
         fix="Set logger.wandb_exp_name, or None to let Weights & Biases generate a name.",
-        fails=("gpt", ""),
-        passes=("gpt", None),
+        fails={"logger.wandb_project": "gpt", "logger.wandb_exp_name": ""},
+        passes={"logger.wandb_exp_name": None},
     ),
     _belongs_to("L31", "wandb_project", "wandb_exp_name wandb_save_dir wandb_entity", "Weights & Biases"),
     _belongs_to(

@@ -244,10 +244,13 @@ def excludes(
     *,
     why: str,
     fix: str,
-    fails: Sequence[object],
-    passes: Sequence[object],
+    fails: Mapping[str, object] = NOTHING,
+    passes: Mapping[str, object] = NOTHING,
 ) -> Rule:
-    """Return a rule that fields do not satisfy these conditions, path to value or `Match`, at the same time."""
+    """Return a rule that fields do not satisfy these conditions, path to value or `Match`, at the same time.
+
+    The examples are the conditions, and the same without the first one; `fails` and `passes` hold what differs.
+    """
     first, *others = conditions
     rest = " and ".join(_leaf(path, first) for path in others)
 
@@ -258,7 +261,9 @@ def excludes(
             return None
         return f"cannot be combined with {rest} ({_named(conditions, values)})"
 
-    return rule(id, tuple(conditions), test, why=why, fix=fix, fails=fails, passes=passes)
+    failing = {**_values(conditions), **fails}
+    passing = {**failing, first: _other(conditions[first]), **passes}
+    return Rule(id=id, fields=(*conditions,), test=test, why=why, fix=fix, fails=failing, passes=passing)
 
 
 def requires(
@@ -268,10 +273,13 @@ def requires(
     *,
     why: str,
     fix: str,
-    fails: Sequence[object],
-    passes: Sequence[object],
+    fails: Mapping[str, object] = NOTHING,
+    passes: Mapping[str, object] = NOTHING,
 ) -> Rule:
-    """Return a rule that fields which satisfy the conditions `when` come with others that satisfy `needs`."""
+    """Return a rule that fields which satisfy the conditions `when` come with others that satisfy `needs`.
+
+    The examples are `when` without the first of `needs`, and with all of them; `fails` and `passes` hold what differs.
+    """
     first, paths = next(iter(when)), (*when, *needs)
     wanted = " and ".join(_condition(_leaf(path, first), match) for path, match in needs.items())
 
@@ -281,7 +289,10 @@ def requires(
         met = all(_matches(value, match) for value, match in zip(needed, needs.values(), strict=True))
         return f"requires {wanted} ({_named(paths, values)})" if on and not met else None
 
-    return rule(id, paths, test, why=why, fix=fix, fails=fails, passes=passes)
+    lacking = next(iter(needs))
+    failing = {**_values(when), lacking: _other(needs[lacking]), **fails}
+    passing = {**failing, **_values(needs), **passes}
+    return Rule(id=id, fields=paths, test=test, why=why, fix=fix, fails=failing, passes=passing)
 
 
 def rules_for_each(
@@ -402,6 +413,16 @@ def unsupported(
         fails=(fails,),
         passes=(neutral,),
     )
+
+
+def _values(conditions: Mapping[str, object]) -> dict[str, object]:
+    """Return the conditions that are values."""
+    return {path: wanted for path, wanted in conditions.items() if not isinstance(wanted, Match)}
+
+
+def _other(wanted: object) -> bool | None:
+    """Return a value that a condition rejects: the other one of True and False, or None."""
+    return not wanted if isinstance(wanted, bool) else None
 
 
 def _matches(value: object, wanted: object) -> bool:

@@ -69,8 +69,6 @@ SECTION_RULES: tuple[Rule, ...] = (
         {"ddp.fp8_param_gather": True},
         why="the buffer is shared with the all-gather of FP8 parameters",
         fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
-        fails=(True,),
-        passes=(True, True),
     ),
     _patterns,
     _buckets,
@@ -107,8 +105,7 @@ RULES: tuple[Rule, ...] = (
         {"ddp.overlap_grad_reduce": True, "model.no_sync_func": SET},
         why="the wrapper sets the function that delays the reduction until the last microbatch",
         fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
-        fails=(True, "my.no_sync"),
-        passes=(True, None),
+        fails={"model.no_sync_func": "my.no_sync"},
     ),
     rule(
         "V127a",
@@ -124,7 +121,5 @@ RULES: tuple[Rule, ...] = (
         {"ddp.average_in_collective": True, "model.calculate_per_token_loss": True},
         why="gradients are divided by the tokens of a step, not by the number of ranks",
         fix="Set ddp.average_in_collective=false.",
-        fails=(True, True),
-        passes=(True, False),
     ),
 )

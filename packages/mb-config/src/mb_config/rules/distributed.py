@@ -54,8 +54,6 @@ RULES: tuple[Rule, ...] = (
         {"dist.use_decentralized_pg": True, "dist.use_gloo_process_groups": True},
         why="explicitly passed process groups have no gloo counterparts",
         fix="Set dist.use_gloo_process_groups=false.",
-        fails=(True, True),
-        passes=(True, False),
     ),
     requires(
         "PG01",
@@ -63,8 +61,7 @@ RULES: tuple[Rule, ...] = (
         {"dist.use_decentralized_pg": True},
         why="the evaluation then uses separate process groups",
         fix="Set dist.use_decentralized_pg=true or dist.eval_context_parallel_size=null.",
-        fails=(2,),
-        passes=(2, True),
+        fails={"dist.eval_context_parallel_size": 2},
     ),
     requires(
         "PG02",
@@ -72,8 +69,7 @@ RULES: tuple[Rule, ...] = (
         {"dist.use_sharp": True},
         why="it selects the group with in-network reduction",
         fix="Set dist.use_sharp=true or dist.sharp_enabled_group=null.",
-        fails=("dp",),
-        passes=("dp", True),
+        fails={"dist.sharp_enabled_group": "dp"},
     ),
     Rule(
         id="PG03",
@@ -96,8 +92,6 @@ RULES: tuple[Rule, ...] = (
         {"ddp.overlap_grad_reduce": True},
         why="the all-gather uses the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
-        fails=(True, False),
-        passes=(True, True),
     ),
     Rule(
         id="PG05",
@@ -158,7 +152,6 @@ RULES: tuple[Rule, ...] = (
         {"dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": True},
         why="Megatron Core passes no groups for the levels of the hierarchy",
         fix="Set dist.use_decentralized_pg=false or model.hierarchical_context_parallel_sizes=null.",
-        fails=(True, [2, 2]),
-        passes=(False, [2, 2]),
+        fails={"model.hierarchical_context_parallel_sizes": [2, 2]},
     ),
 )

@@ -86,8 +86,6 @@ RULES: tuple[Rule, ...] = (
         {"ddp.nccl_ub": True},
         why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
-        fails=(True,),
-        passes=(True, True),
     ),
     rule(
         "V178",

@@ -116,8 +116,7 @@ RECIPE_RULES: tuple[Rule, ...] = (
         {"mixed_precision.fp8": True, "mixed_precision.fp4": True},
         why="a matrix product is computed in one format",
         fix="Set one of them to null.",
-        fails=("hybrid", "e2m1"),
-        passes=("hybrid", None),
+        fails={"mixed_precision.fp8": "hybrid", "mixed_precision.fp4": "e2m1"},
     ),
     requires(
         "V122",
@@ -125,8 +124,6 @@ RECIPE_RULES: tuple[Rule, ...] = (
         {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": True},
         why="MXFP8 parameters are all-gathered through it",
         fix="Set mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=true or fp8_param_gather=false.",
-        fails=(True, "mxfp8"),
-        passes=(True, "tensorwise"),
     ),
     dtype_rule("DT01", within("mixed_precision", "params_dtype pipeline_dtype autocast_dtype")),
 )

@@ -84,8 +84,8 @@ RULES: tuple[Rule, ...] = (
             {_FIM: True, f"dataset.{name}": other_than(value, None)},
             why=why,
             fix=f"Leave dataset.{name} unset.",
-            fails=(True, not value),
-            passes=(True, value),
+            fails={f"dataset.{name}": not value},
+            passes={f"dataset.{name}": value},
         )
         for number, name, value, why in _FIXED
     ),

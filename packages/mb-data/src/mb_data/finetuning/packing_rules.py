@@ -155,8 +155,11 @@ RULES: tuple[Rule, ...] = (
         {"model.cuda_graph_impl": among(None, "none")},
         why="a captured graph would keep the sample boundaries of the pack that it was captured with",
         fix="Set model.cuda_graph_impl=none.",
-        fails=({"packed_sequence_size": 4096}, "local"),
-        passes=({"packed_sequence_size": 4096}, "none"),
+        fails={
+            "dataset.packed_sequence_specs": {"packed_sequence_size": 4096},
+            "model.cuda_graph_impl": "local",
+        },
+        passes={"model.cuda_graph_impl": "none"},
     ),
     dataset_rule(
         "D81",
@@ -172,8 +175,7 @@ RULES: tuple[Rule, ...] = (
         {_IN_BATCH: True, _PACKS: SET},
         why="samples are packed once",
         fix="Set one of the two.",
-        fails=(True, {"packed_sequence_size": 4096}),
-        passes=(True, None),
+        fails={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096}},
     ),
     rule(
         "D107",

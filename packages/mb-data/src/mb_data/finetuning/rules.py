@@ -284,8 +284,11 @@ RULES: tuple[Rule, ...] = (
             {"validation.eval_micro_batch_size": among(None, 1)},
             why="a micro-batch is a single pack, also in evaluation",
             fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
-            fails=({"packed_sequence_size": 4096}, 4),
-            passes=({"packed_sequence_size": 4096}, 1),
+            fails={
+                "dataset.packed_sequence_specs": {"packed_sequence_size": 4096},
+                "validation.eval_micro_batch_size": 4,
+            },
+            passes={"validation.eval_micro_batch_size": 1},
         ),
     ),
     _growing_batch,
@@ -294,8 +297,7 @@ RULES: tuple[Rule, ...] = (
         {"dataset.dataloader_type": "batch", "dataset.drop_last": among(False)},
         why="a step consumes a complete global batch, and an incomplete one is dropped",
         fix="Set dataset.drop_last=true, or dataset.dataloader_type=single.",
-        fails=("batch", False),
-        passes=("batch", True),
+        fails={"dataset.drop_last": False},
     ),
     in_range(
         "D77",

@@ -103,8 +103,8 @@ RULES: tuple[Rule, ...] = (
             {f"dataset.{name}": other_than(value, None), _SPANS[0]: SET},
             why=why,
             fix="Leave it unset.",
-            fails=(not value, 0.15),
-            passes=(value, 0.15),
+            fails={f"dataset.{name}": not value, _SPANS[0]: 0.15},
+            passes={f"dataset.{name}": value},
         )
         for number, name, value, why in _FIXED
     ),

@@ -247,8 +247,8 @@ def _only_for(number: int, name: str, kinds: tuple[str, ...], *, neutral: object
         {"tokenizer.tokenizer_type": among(*kinds)},
         why=f"only {' and '.join(kinds)} reads it",
         fix=f"Leave it unset, or set tokenizer.tokenizer_type to {kinds[0]}.",
-        fails=(requested, "ByteTokenizer"),
-        passes=(requested, kinds[0]),
+        fails={f"tokenizer.{name}": requested, "tokenizer.tokenizer_type": "ByteTokenizer"},
+        passes={"tokenizer.tokenizer_type": kinds[0]},
     )
 
 

@@ -110,8 +110,6 @@ PROFILING_RULES: tuple[Rule, ...] = (
         {_TORCH: True, _NSYS: True},
         why="both use the GPU's only tracing interface",
         fix="Choose one of them.",
-        fails=(True, True),
-        passes=(True, False),
     ),
     *(
         in_range(id, path, 0, why="steps are counted from 0", fix="Set it to 0 or more.")
@@ -138,8 +136,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         why="feature_dirs would be executed as code, and a configuration from an untrusted source must not execute"
         " arbitrary code",
         fix="Review the files, and set tensor_inspect.allow_custom_feature_dirs=true.",
-        fails=(True, ["features"], False),
-        passes=(True, ["features"], True),
+        fails={"tensor_inspect.feature_dirs": ["features"]},
     ),
     requires(
         "L63",
@@ -147,8 +144,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         {"tensor_inspect.features": True},
         why="the tool would start and log nothing",
         fix="Set tensor_inspect.features to the tool's settings or to the path of a YAML file that contains them.",
-        fails=(True, None),
-        passes=(True, "features.yaml"),
+        passes={"tensor_inspect.features": "features.yaml"},
     ),
     needs_package(
         "L64",

@@ -45,8 +45,7 @@ RULES: tuple[Rule, ...] = (
         {"peft.target_modules": True, "peft.exclude_modules": True},
         why="exclude_modules selects all other layers, and target_modules selects only its own",
         fix="Set peft.target_modules=[] to use peft.exclude_modules, or remove peft.exclude_modules.",
-        fails=(["linear_qkv"], ["linear_proj"]),
-        passes=([], ["linear_proj"]),
+        fails={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": ["linear_proj"]},
     ),
     peft_rule(
         "PE05",

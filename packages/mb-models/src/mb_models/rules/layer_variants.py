@@ -66,8 +66,8 @@ RULES: tuple[Rule, ...] = (
         },
         why="it is the rotary base of layers with a window",
         fix="Set window_size and position_embedding_type=rope, or unset rotary_base_local.",
-        fails=(10000, None, "rope", False),
-        passes=(10000, (511, 0), "rope", False),
+        fails={"model.rotary_base_local": 10000},
+        passes={"model.window_size": (511, 0)},
     ),
     requires(
         "G41",
@@ -80,8 +80,8 @@ RULES: tuple[Rule, ...] = (
         why="no kernel of Transformer Engine caps scores, so that they are computed by unfused attention in the type "
         "of the activations",
         fix="Set attention_backend=auto and switch the others off, or unset attn_logit_softcapping.",
-        fails=(50.0, "flash", "vanilla", *[False] * 6),
-        passes=(50.0, "auto", "vanilla", *[False] * 6),
+        fails={"model.attn_logit_softcapping": 50.0, "model.attention_backend": "flash"},
+        passes={"model.attention_backend": "auto"},
     ),
     *(
         in_range(
@@ -100,8 +100,7 @@ RULES: tuple[Rule, ...] = (
         {"model.norm_position": "post", "model.transformer_impl": other_than("local")},
         why="the linear layers of Transformer Engine contain the norm before them",
         fix="Set transformer_impl=local.",
-        fails=("post", "transformer_engine"),
-        passes=("post", "local"),
+        fails={"model.transformer_impl": "transformer_engine"},
     ),
     requires(
         "G44",
@@ -109,8 +108,6 @@ RULES: tuple[Rule, ...] = (
         {"model.qk_layernorm": True, "model.normalization": "RMSNorm", "model.multi_latent_attention": False},
         why="it is an RMSNorm over the heads of queries, and of keys",
         fix="Set qk_layernorm=true and normalization=RMSNorm, or qk_layernorm_scope=head.",
-        fails=("all_heads", False, "RMSNorm", False),
-        passes=("all_heads", True, "RMSNorm", False),
     ),
     requires(
         "G46",
@@ -123,8 +120,7 @@ RULES: tuple[Rule, ...] = (
         },
         why="these layers have norms before attention and a dense MLP, and are run as a whole",
         fix="Unset the others, or set residual_branches=sequential.",
-        fails=("parallel", "post", None, False, "none"),
-        passes=("parallel", "pre", None, False, "none"),
+        fails={"model.residual_branches": "parallel", "model.norm_position": "post"},
     ),
     requires(
         "G47",
@@ -136,16 +132,14 @@ RULES: tuple[Rule, ...] = (
         },
         why="only a plain LayerNorm has a bias, which Transformer Engine's always has",
         fix="Set normalization=LayerNorm and transformer_impl=local, or layernorm_bias=true.",
-        fails=(False, "RMSNorm", False, "local"),
-        passes=(False, "LayerNorm", False, "local"),
+        fails={"model.normalization": "RMSNorm"},
     ),
     excludes(
         "G48",
         {"model.residual_branches": "parallel_shared_norm", "model.transformer_impl": other_than("local")},
         why="Transformer Engine fuses each norm with one linear layer",
         fix="Set transformer_impl=local.",
-        fails=("parallel_shared_norm", "transformer_engine"),
-        passes=("parallel_shared_norm", "local"),
+        fails={"model.transformer_impl": "transformer_engine"},
     ),
     _variants_with_image_encoder,
 )

@@ -107,8 +107,7 @@ RULES: tuple[Rule, ...] = (
         {"model.recompute_num_layers": SET, "model.recompute_granularity": "selective"},
         why="selective recomputation selects modules, not layers",
         fix='Leave it unset, or set recompute_granularity to "full".',
-        fails=(1, "selective"),
-        passes=(None, "selective"),
+        fails={"model.recompute_num_layers": 1},
     ),
     _modules_not_recomputable,
     _moe_act_without_grouped_gemm,
@@ -123,8 +122,7 @@ RULES: tuple[Rule, ...] = (
         },
         why="the inputs are already split over the tensor-parallel ranks",
         fix="Set distribute_saved_activations=false.",
-        fails=(True, True, "selective"),
-        passes=(False, True, "selective"),
+        fails={"model.recompute_granularity": "selective"},
     ),
     excludes(
         "V148",
@@ -134,8 +132,7 @@ RULES: tuple[Rule, ...] = (
         },
         why="only the layers of Transformer Engine support fine-grained offloading",
         fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
-        fails=(True, "local"),
-        passes=(True, "transformer_engine"),
+        fails={"model.transformer_impl": "local"},
     ),
     _offloading_with_pipeline,
     requires(
@@ -144,7 +141,6 @@ RULES: tuple[Rule, ...] = (
         {"model.recompute_method": SET, "model.recompute_num_layers": SET},
         why="Megatron needs the layers to recompute, and their number per group",
         fix='Set recompute_method to "uniform" or "block", and recompute_num_layers.',
-        fails=("full", None, 1),
-        passes=("full", "uniform", 1),
+        passes={"model.recompute_method": "uniform", "model.recompute_num_layers": 1},
     ),
 )

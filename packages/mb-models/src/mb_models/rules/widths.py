@@ -231,8 +231,7 @@ RULES: tuple[Rule, ...] = (
         },
         why="Megatron Core's shared experts have no biases",
         fix="Set add_bias_linear=false, or leave moe_shared_expert_intermediate_size unset.",
-        fails=(64, 4, True),
-        passes=(64, 4, False),
+        fails={"model.moe_shared_expert_intermediate_size": 64, "model.num_moe_experts": 4},
     ),
     _no_fused_activation_of_experts,
     _logits_gathered_in_training,
@@ -242,8 +241,6 @@ RULES: tuple[Rule, ...] = (
         {"model.rotary_interleaved": True, "model.multi_latent_attention": True},
         why="latent attention rotates the two halves of a head",
         fix="Set rotary_interleaved=false.",
-        fails=(True, True),
-        passes=(False, True),
     ),
     model_rule(
         "V243",

@@ -43,8 +43,7 @@ _SAVES = requires(
     {"checkpoint.save": True},
     why="a restarted run resumes from it and reads the measured timeouts",
     fix="Set checkpoint.save or ft.enable_ft_package=false.",
-    fails=(True,),
-    passes=(True, "checkpoints"),
+    passes={"checkpoint.save": "checkpoints"},
 )
 
 

@@ -114,8 +114,6 @@ _ONE_MONITOR = excludes(
     {_ENABLED: True, "ft.enable_ft_package": True},
     why="the launcher's monitor kills a rank by the time of its sections, which does not include restarts",
     fix="Set ft.enable_ft_package=false: hanging ranks are found by soft_timeout and hard_timeout.",
-    fails=(True, True),
-    passes=(True, False),
 )
 
 

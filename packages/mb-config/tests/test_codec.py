@@ -443,6 +443,31 @@ def test_converters_of_dataclasses_json_are_used(fractions):
     assert from_dict(Converted, {"rest": None, "when": 5}) == Converted(when=5)
 
 
+@dataclasses_json.dataclass_json
+@dataclass
+class Nested:
+    n: int = 1
+
+
+@dataclasses_json.dataclass_json(undefined=dataclasses_json.Undefined.RAISE)
+@dataclass
+class Nesting:
+    flag: int = 1
+    inner: Nested = field(default_factory=Nested)
+
+
+@pytest.mark.filterwarnings("ignore:'NoneType' object value:RuntimeWarning")
+def test_dataclasses_json_alone_checks_neither_nested_keys_nor_types():
+    assert Nesting.from_dict({"inner": {"m": 3}}) == Nesting()
+    assert Nesting.from_dict({"flag": True}).flag is True
+    assert Nesting.from_dict({"flag": None}).flag is None
+    with pytest.raises(ValueError, match=r"^invalid literal for int\(\) with base 10: 'x'$"):
+        Nesting.from_dict({"inner": {"n": "x"}})
+    with pytest.raises(ManyReadErrors) as caught:
+        from_dict(Nesting, {"inner": {"m": 3}, "flag": True})
+    assert [error.path for error in caught.value.errors] == ["inner.m", "flag"]
+
+
 def test_a_value_that_a_decoder_rejects_is_an_error_with_its_path(fractions):
     with pytest.raises(ManyReadErrors) as caught:
         from_dict(Converted, {"share": "a third", "when": "noon"})

@@ -2,6 +2,7 @@
 
 import math
 import signal
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from megatron.core.utils import StragglerDetector  # noqa: E402
 
 from mb_checkpoint import CheckpointNotFoundError, SavedCheckpoint  # noqa: E402
 from mb_checkpoint.errors import CheckpointReadError  # noqa: E402
+from mb_config import ConfigError  # noqa: E402
 from mb_launch import World  # noqa: E402
 from mb_loop import CallbackManager, NonFiniteLossError  # noqa: E402
 from mb_schema.value_types import FieldTypeError  # noqa: E402
 from mb_trainer import pretrain  # noqa: E402
+from mb_trainer.bridge.training.callbacks import VALID_EVENTS, should_fire  # noqa: E402
 from mb_trainer.bridge.training.checkpointing import (  # noqa: E402
     find_checkpoint_rank_0,
     get_checkpoint_name,
@@ -35,6 +38,7 @@ from mb_trainer.bridge.training.checkpointing import (  # noqa: E402
     save_checkpoint,
 )
 from mb_trainer.bridge.training.comm_overlap import CommOverlapConfig  # noqa: E402
+from mb_trainer.bridge.training.config import ConfigContainer  # noqa: E402
 from mb_trainer.bridge.training.eval import evaluate, evaluate_and_print_results  # noqa: E402
 from mb_trainer.bridge.training.gpt_step import get_batch  # noqa: E402
 from mb_trainer.bridge.training.losses import (  # noqa: E402
@@ -42,6 +46,7 @@ from mb_trainer.bridge.training.losses import (  # noqa: E402
     masked_next_token_loss,
 )
 from mb_trainer.bridge.training.state import GlobalState, TrainState  # noqa: E402
+from mb_trainer.bridge.training.tokenizers.tokenizer import build_tokenizer  # noqa: E402
 from mb_trainer.bridge.training.utils.checkpoint_utils import (  # noqa: E402
     checkpoint_exists,
     get_checkpoint_tracker_filename,
@@ -53,6 +58,7 @@ from mb_trainer.bridge.training.utils.checkpoint_utils import (  # noqa: E402
 from mb_trainer.bridge.training.utils.packed_seq_utils import get_packed_seq_params  # noqa: E402
 from mb_trainer.bridge.training.utils.pg_utils import get_pg_collection  # noqa: E402
 from mb_trainer.errors import UserCodeError  # noqa: E402
+from mb_trainer.registry import REGISTRY  # noqa: E402
 from mb_trainer.requests import read_request  # noqa: E402
 from mb_trainer.run.model import build_model, layers_of, model_groups  # noqa: E402
 from mb_trainer.run.preflight import resolve_and_check  # noqa: E402
@@ -445,6 +451,46 @@ def test_boundaries_of_packed_sequences_reach_megatron():
     *_rest, metadata = get_batch(iter([packed]), config, pg_collection=groups_of(0, 1))
     found = get_packed_seq_params(metadata)
     assert (found.cu_seqlens_q.tolist(), found.max_seqlen_kv, found.qkv_format) == ([0, 5, 16], 11, "thd")
+
+
+@dataclass
+class MyContainer(ConfigContainer):
+    """A container of the user with a field of its own."""
+
+    note: str = "none"
+
+
+def test_a_container_computes_what_follows_from_its_settings_before_it_checks_them(monkeypatch, tmp_path):
+    config = MyContainer(**read_request([*WORDS, *NUMBERS]).config.sections(), note="mine")
+    config.train.global_batch_size, config.train.train_iters = 8, 100
+    config.scheduler.lr_warmup_fraction, config.scheduler.lr_warmup_iters = None, 10
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert [problem for problem in config.validate() if problem.severity == "error"] == []
+    steps = (config.scheduler.lr_decay_steps, config.scheduler.lr_warmup_steps)
+    assert (config.data_parallel_size, steps) == (4, (100 * 8, 10 * 8))  # Megatron counts them in sequences
+    before = config.to_dict()
+    config.validate(world_size=4)
+    assert config.to_dict() == before
+    config.train.global_batch_size = 6
+    with pytest.raises(ConfigError, match=r"train.global_batch_size: 6 is not a multiple of 4"):
+        config.validate()
+
+
+def test_a_container_of_the_user_is_written_and_read(tmp_path):
+    config = MyContainer(**resolved().sections(), note="mine")
+    config.to_yaml(tmp_path / "config.yaml")
+    assert MyContainer.from_yaml(tmp_path / "config.yaml", REGISTRY.classes).note == "mine"
+
+
+def test_an_event_is_fired_if_there_is_a_listener():
+    manager = CallbackManager()
+    assert (should_fire(None, "on_eval_start"), should_fire(manager, "on_eval_start")) == (False, False)
+    manager.register("on_eval_start", print)
+    assert (should_fire(manager, "on_eval_start"), manager.events == VALID_EVENTS) == (True, True)
+
+
+def test_a_tokenizer_is_built_of_its_section():
+    assert build_tokenizer(resolved().tokenizer).vocab_size == 63
 
 
 def test_an_overlap_section_is_checked_on_its_own():

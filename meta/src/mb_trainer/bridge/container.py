@@ -1,9 +1,12 @@
 """Container of a configuration, with the habits of Megatron-Bridge's. No torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mb_trainer.config
+from mb_config import Problem, RuleLike, runtime_config_update
+from mb_config.trainer_api import world_size_of_environment
 
 
 @dataclass(kw_only=True)
@@ -11,3 +14,20 @@ class ConfigContainer(mb_trainer.config.ConfigContainer):
     """Configuration of a run; the distributed optimizer is on if either ddp or optimizer has it on."""
 
     one_enables_both: ClassVar[bool] = True
+
+    def validate(
+        self, rules: Iterable[RuleLike] | None = None, *, world_size: int | None = None, **facts: Any
+    ) -> list[Problem]:
+        """Compute what follows from the settings, in place, then check; return the warnings.
+
+        Args:
+            rules: Rules to apply; None: those of all packages.
+            world_size: Number of processes; None: that of the environment, as torchrun sets it, or 1.
+            **facts: See `check`.
+
+        Raises:
+            mb_config.ConfigError: If there is an error; contains every problem, including warnings.
+        """
+        processes = world_size_of_environment() if world_size is None else world_size
+        runtime_config_update(self, world_size=processes, provenance=facts.get("provenance"), rules=())
+        return super().validate(rules, world_size=processes, **facts)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mb_loop import training
-from mb_loop.callbacks import CallbackManager, EventDispatcher
+from mb_loop.callbacks import EVENTS, CallbackManager, EventDispatcher, EventName
 from mb_loop.collectives import any_rank, max_across_ranks
 from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation import evaluate as evaluation
@@ -42,6 +42,14 @@ from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Optimizer, Scheduler
 from mb_loop.step.step import TrainStep
 from mb_schema.save_result import SaveResult
+
+VALID_EVENTS = frozenset(EVENTS)
+"""Names of all events."""
+
+
+def should_fire(callback_manager: CallbackManager | None, event_name: EventName) -> bool:
+    """Return whether there is a manager, and it has a listener for an event; an unknown event is an error."""
+    return callback_manager is not None and callback_manager.has_callbacks(event_name)
 
 
 def train(  # noqa: PLR0913 (Megatron-Bridge's arguments)

@@ -28,6 +28,7 @@ from mb_launch import World  # noqa: E402
 from mb_loop import CallbackManager, NonFiniteLossError  # noqa: E402
 from mb_schema.value_types import FieldTypeError  # noqa: E402
 from mb_trainer import pretrain  # noqa: E402
+from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 from mb_trainer.bridge.training.callbacks import VALID_EVENTS, should_fire  # noqa: E402
 from mb_trainer.bridge.training.checkpointing import (  # noqa: E402
     find_checkpoint_rank_0,
@@ -497,3 +498,11 @@ def test_an_overlap_section_is_checked_on_its_own():
     CommOverlapConfig(tp_comm_overlap=True).finalize()
     with pytest.raises(FieldTypeError, match=r"comm_overlap.tp_comm_overlap"):
         CommOverlapConfig(tp_comm_overlap="yes").finalize()
+
+
+def test_a_configuration_with_a_provider_is_written_and_read(tmp_path):
+    config = ConfigContainer(**resolved().sections())
+    config.model = GPTModelProvider(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=16)
+    config.to_yaml(tmp_path / "config.yaml")
+    read = ConfigContainer.from_yaml(tmp_path / "config.yaml")
+    assert (type(read.model), read.to_dict()) == (GPTModelProvider, config.to_dict())

@@ -1,12 +1,14 @@
 """Container of a configuration, with the habits of Megatron-Bridge's. No torch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import mb_trainer.config
 from mb_config import Problem, RuleLike, runtime_config_update
 from mb_config.trainer_api import world_size_of_environment
+from mb_trainer.registry import REGISTRY
 
 
 @dataclass(kw_only=True)
@@ -31,3 +33,8 @@ class ConfigContainer(mb_trainer.config.ConfigContainer):
         processes = world_size_of_environment() if world_size is None else world_size
         runtime_config_update(self, world_size=processes, provenance=facts.get("provenance"), rules=())
         return super().validate(rules, world_size=processes, **facts)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, targets: Mapping[str, type] | None = None, **options: Any) -> Self:
+        """Build a container from a YAML file; `targets` None: `_target_` may name the classes of the trainer."""
+        return super().from_yaml(path, REGISTRY.classes if targets is None else targets, **options)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,30 @@ def test_further_fields_are_those_of_the_weights_and_of_the_user(tmp_path):
         "activation_func_clamp_value": 7.0,
         "test_mode": True,
     }
+
+
+def test_a_subclass_keeps_its_own_fields(tmp_path):
+    @dataclass(kw_only=True)
+    class Named(GPTModelConfig):
+        source: str = ""
+
+    make("qwen3", tmp_path)
+    ours = Named(num_layers=9, hidden_size=64, num_attention_heads=8, source="hub")
+    found = adopt_architecture(ours, str(tmp_path), origins=Origins())
+    assert (type(found.section), found.section.source) == (Named, "hub")
+    assert found.section.num_layers == SMALL["num_hidden_layers"]
+
+
+def test_a_section_with_a_family_of_the_user_is_rejected(tmp_path):
+    class Custom(GPTModelConfig):
+        def model_family(self):
+            return None
+
+    make("llama", tmp_path)
+    with pytest.raises(HuggingFaceError, match=r"model: is a Custom"):
+        adopt_architecture(
+            Custom(num_layers=1, hidden_size=64, num_attention_heads=8), str(tmp_path), origins=Origins()
+        )
 
 
 @pytest.mark.parametrize("weights", [None, "runs/gpt_tiny/checkpoints"])

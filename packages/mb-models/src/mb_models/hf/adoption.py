@@ -67,7 +67,7 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
         return AdoptedArchitecture(section=section)
     folder = Path(weights)
     stored = section_of(read_config(folder), dtype="float32")
-    if type(section) not in CONVERTIBLE:
+    if not isinstance(section, CONVERTIBLE) or hasattr(section, "model_family"):
         raise HuggingFaceError(
             f"model: is a {type(section).__name__}, and {folder} holds a model for a {type(stored).__name__}, because "
             "the recipe trains another kind of model. Choose a recipe of a language model, such as sft_tiny."
@@ -85,7 +85,11 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
         if any(origins.by_user(path) for path in ("model.transformer", f"model.transformer.{name}"))
     }
     kept_fields["transformer"] = {**adopted.transformer, **further}
-    adopted = replace(adopted, **kept_fields)
+    if isinstance(section, type(adopted)):  # a subclass keeps its own fields
+        values = {item.name: getattr(adopted, item.name) for item in fields(adopted)}
+        adopted = replace(section, **{**values, **kept_fields})
+    else:
+        adopted = replace(adopted, **kept_fields)
     changed = [
         item.name
         for item in fields(adopted)

@@ -67,7 +67,7 @@ def adopt_architecture(section: Any, weights: str | None, *, origins: OriginsLik
         return AdoptedArchitecture(section=section)
     folder = Path(weights)
     stored = section_of(read_config(folder), dtype="float32")
-    if not isinstance(section, CONVERTIBLE) or hasattr(section, "model_family"):
+    if not issubclass(type(section), CONVERTIBLE) or hasattr(section, "model_family"):
         raise HuggingFaceError(
             f"model: is a {type(section).__name__}, and {folder} holds a model for a {type(stored).__name__}, because "
             "the recipe trains another kind of model. Choose a recipe of a language model, such as sft_tiny."

@@ -4,10 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_loop import CallbackContext, NonFiniteLossError, TrainState, require_finite_loss
-
 torch = pytest.importorskip("torch")
 
+from mb_loop import (  # noqa: E402 - imports torch
+    CallbackContext,
+    NonFiniteLossError,
+    TrainState,
+    require_finite_loss,
+)
 from mb_loop.step.loss_checks import DeferredLossCheck  # noqa: E402 - imports torch
 
 NAN, INFINITY = float("nan"), float("inf")

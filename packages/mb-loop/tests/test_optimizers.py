@@ -1,5 +1,7 @@
 import pytest
 
+pytest.importorskip("torch")
+
 from mb_loop.step.optimizers import learning_rates
 
 

@@ -224,3 +224,10 @@ def test_an_example_or_path_of_an_unknown_parameter_is_an_error(given):
     options = {"fails": {}, "passes": {}, given: {"sise": "train.x"}}
     with pytest.raises(ValueError, match=r"rule X1: sise is no parameter of <lambda> \(size\)"):
         section_rule("train", "X1", **TEXT, **options)(lambda size: None)
+
+
+def test_a_condition_of_any_value_has_an_example():
+    warmup = requires("X1", {"a.warmup": SET}, {"a.decay": SET}, **TEXT)
+    assert (warmup.fails, warmup.passes) == ({"a.warmup": 1, "a.decay": None}, {"a.warmup": 1, "a.decay": 1})
+    assert warmup.message(warmup.fails) == "requires decay (warmup=1, decay=null)"
+    assert warmup.message(warmup.passes) is None

@@ -416,8 +416,9 @@ def unsupported(
 
 
 def _values(conditions: Mapping[str, object]) -> dict[str, object]:
-    """Return the conditions that are values."""
-    return {path: wanted for path, wanted in conditions.items() if not isinstance(wanted, Match)}
+    """Return the conditions that are values; 1 stands for any value."""
+    values = {path: 1 if wanted is SET else wanted for path, wanted in conditions.items()}
+    return {path: value for path, value in values.items() if not isinstance(value, Match)}
 
 
 def _other(wanted: object) -> bool | None:

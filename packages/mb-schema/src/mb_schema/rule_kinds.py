@@ -416,7 +416,7 @@ def unsupported(
 
 
 def _values(conditions: Mapping[str, object]) -> dict[str, object]:
-    """Return the conditions that are values; 1 stands for any value."""
+    """Return the conditions that are values, with 1 for a condition that accepts any value."""
     values = {path: 1 if wanted is SET else wanted for path, wanted in conditions.items()}
     return {path: value for path, value in values.items() if not isinstance(value, Match)}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mb_plan.memory.model_chunks import ModelChunk
 from mb_plan.memory.parameter_counts import ParameterCount
 from mb_plan.shape.adapters import AHEAD, OUTPUT, Adapters
@@ -18,53 +20,49 @@ from mb_plan.shape.products import (
 
 def adapter_count(chunk: ModelChunk, shape: ModelShape, adapters: Adapters) -> ParameterCount:
     """Count the adapters of one virtual stage. A T5 has one stage."""
-    found = ParameterCount()
-    letters = shape.layers
+    counts = []
     for number in chunk.layers:
-        found += _layer(shape, adapters, letters[number], f"decoder.layers.{number}")
+        counts.append(_layer(shape, adapters, shape.layers[number], f"decoder.layers.{number}"))
         if shape.encoder_layers:
-            found += _cross_attention(shape, adapters, f"decoder.layers.{number}")
+            counts.append(_linear(shape, adapters, f"decoder.layers.{number}", cross_products(shape)))
     for number in range(shape.encoder_layers):
-        found += _layer(shape, adapters, ATTENTION + MLP, f"encoder.layers.{number}")
+        counts.append(_layer(shape, adapters, ATTENTION + MLP, f"encoder.layers.{number}"))
     for depth in range(min(chunk.mtp, 1) if shape.mtp_repeated else chunk.mtp):
         name = f"mtp.layers.{depth}"
-        found += _layer(shape, adapters, shape.ahead[0], f"{name}.mtp_model_layer")
-        joined = Product("mtp", 2 * shape.hidden, shape.hidden)
-        found += _linear(shape, adapters, f"{name}.{AHEAD}", joined)
+        counts.append(_layer(shape, adapters, shape.ahead[0], f"{name}.mtp_model_layer"))
+        counts.append(
+            _adapters(shape, adapters, f"{name}.{AHEAD}", Product("mtp", 2 * shape.hidden, shape.hidden))
+        )
     if chunk.output and not shape.tied:
-        found += _linear(shape, adapters, OUTPUT, Product("logits", shape.hidden, shape.vocab))
-    return found
+        counts.append(_adapters(shape, adapters, OUTPUT, Product("logits", shape.hidden, shape.vocab)))
+    return sum(counts, ParameterCount())
 
 
 def image_adapter_count(shape: ModelShape, adapters: Adapters) -> ParameterCount:
     """Count the adapters of a vision encoder and its projection; none without an encoder."""
-    found = ParameterCount()
     if shape.vision is None:
-        return found
+        return ParameterCount()
     encoder = shape.image_encoder
-    for number in range(encoder.num_layers):
-        found += _layer(encoder, adapters, ATTENTION + MLP, f"vision.encoder.layers.{number}")
-    for product in projection_products(shape):
-        found += _linear(encoder, adapters, f"vision.{product.module}", product)
-    return found
+    layers = [
+        _layer(encoder, adapters, ATTENTION + MLP, f"vision.encoder.layers.{number}")
+        for number in range(encoder.num_layers)
+    ]
+    return sum(layers, _linear(encoder, adapters, "vision", projection_products(shape)))
 
 
 def _layer(shape: ModelShape, adapters: Adapters, letters: str, prefix: str) -> ParameterCount:
-    found = ParameterCount()
-    for letter in letters:
-        for product in layer_products(shape, letter):
-            found += _linear(shape, adapters, f"{prefix}.{product.module}", product)
-    return found
+    products = [product for letter in letters for product in layer_products(shape, letter)]
+    return _linear(shape, adapters, prefix, products)
 
 
-def _cross_attention(shape: ModelShape, adapters: Adapters, prefix: str) -> ParameterCount:
-    found = ParameterCount()
-    for product in cross_products(shape):
-        found += _linear(shape, adapters, f"{prefix}.{product.module}", product)
-    return found
+def _linear(
+    shape: ModelShape, adapters: Adapters, prefix: str, products: Iterable[Product]
+) -> ParameterCount:
+    counts = (_adapters(shape, adapters, f"{prefix}.{product.module}", product) for product in products)
+    return sum(counts, ParameterCount())
 
 
-def _linear(shape: ModelShape, adapters: Adapters, name: str, product: Product) -> ParameterCount:
+def _adapters(shape: ModelShape, adapters: Adapters, name: str, product: Product) -> ParameterCount:
     """Count the adapters of one layer: A is sharded like the inputs of the layer, B and magnitudes like its outputs."""
     widths = adapters.widths(name, product)
     if not widths:

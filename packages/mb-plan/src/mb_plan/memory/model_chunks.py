@@ -32,8 +32,6 @@ class ModelChunk:
     final_norm: bool
     output: bool
     """The chunk has the output layer and the loss."""
-    letters: str = ""
-    """Letters of the layers of a hybrid model."""
 
 
 def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...]:
@@ -97,7 +95,6 @@ def _cut_pattern(pattern: HybridPattern, shape: ModelShape) -> tuple[ModelChunk,
                 mtp=shape.mtp_layers if last else 0,
                 final_norm=last,
                 output=last,
-                letters=letters,
             )
         )
         start += len(letters)

@@ -59,8 +59,8 @@ def hybrid_saved(
     shape: ModelShape, settings: ActivationSettings, batch: Microbatch, letters: str
 ) -> list[Mapping[str, float]]:
     """Return the bytes of each layer of a stage, by module."""
-    known = {letter: letter_bytes(shape, settings, batch, letter) for letter in set(letters)}
-    return [known[letter] for letter in letters]
+    by_letter = {letter: letter_bytes(shape, settings, batch, letter) for letter in set(letters)}
+    return [by_letter[letter] for letter in letters]
 
 
 def cross_attention_bytes(

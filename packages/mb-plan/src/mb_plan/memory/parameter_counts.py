@@ -1,14 +1,20 @@
-"""Number of parameters of each part of a model, in total and per rank."""
+"""Number of parameters of each part of a model, in total and per rank.
+
+The weights of linear layers are those of the products in `mb_plan.shape.products`; norms, embeddings, convolutions and
+state-space layers add their own.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mb_plan.errors import PlanError
 from mb_plan.memory.model_chunks import ModelChunk
-from mb_plan.shape.hybrid_pattern import MAMBA_FILTER, HybridPattern, layers_ahead, layers_of
-from mb_plan.shape.model_shape import ExpertShape, LatentAttention, ModelShape
+from mb_plan.shape.hybrid_pattern import ATTENTION, DELTA, EXPERTS, LATENT, MAMBA, MAMBA_FILTER, MLP
+from mb_plan.shape.model_shape import ModelShape
+from mb_plan.shape.products import Product, cross_products, experts_of, latent_of, layer_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,14 @@ class ParameterCount:
 Parts = Mapping[str, ParameterCount]
 """Part of a model, such as "attention", to its parameters."""
 
+_PARTS = {"attention_linear": "attention", "linear_attention": "gated_delta"}
+"""Part of a product to the part of the model, where they differ."""
+
+
+def copied(number: int) -> ParameterCount:
+    """Return the count of parameters that every tensor-parallel rank holds."""
+    return ParameterCount(number, number)
+
 
 def add_parts(*every: Parts) -> dict[str, ParameterCount]:
     """Add the parts of the same name."""
@@ -47,6 +61,11 @@ def add_parts(*every: Parts) -> dict[str, ParameterCount]:
         for name, count in parts.items():
             total[name] = total.get(name, ParameterCount()) + count
     return total
+
+
+def scaled(parts: Parts, times: int) -> dict[str, ParameterCount]:
+    """Multiply every part."""
+    return {name: count * times for name, count in parts.items()}
 
 
 def total(parts: Parts) -> ParameterCount:
@@ -63,74 +82,107 @@ def chunk_parts(chunk: ModelChunk, shape: ModelShape) -> dict[str, ParameterCoun
     Raises:
         PlanError: If a size does not divide by its number of ranks.
     """
-    if shape.pattern is not None:
-        parts = [letter_parts(shape, shape.pattern, letter) for letter in chunk.letters]
-    else:
-        kinds = [shape.has_experts(layer) for layer in chunk.layers]
-        parts = [scaled(layer_parts(shape, experts=kind), kinds.count(kind)) for kind in sorted(set(kinds))]
-    norm = ParameterCount(shape.norm_tensors * shape.hidden, shape.norm_tensors * shape.hidden)
+    layers = Counter(shape.layers[number] for number in chunk.layers)
+    parts = [scaled(layer_parts(shape, letters), number) for letters, number in layers.items()]
+    rows = _split(shape.vocab * shape.hidden, shape.vocab, over=shape.tp, field="vocab_size")
     if shape.encoder_layers:
-        parts.append(encoder_parts(shape, decoder_layers=len(chunk.layers)))
+        parts.append(_encoder_parts(shape, decoder_layers=len(chunk.layers)))
     if chunk.embedding or chunk.mtp:
-        parts.append(embedding_parts(shape))
+        parts.append({"embedding": rows})
+        if shape.positions:
+            parts.append({"positions": copied(shape.positions * shape.hidden)})
     if chunk.mtp:
-        parts.append({"mtp": mtp_layer(shape) * (1 if shape.mtp_repeated else chunk.mtp)})
+        parts.append({"mtp": _mtp_layer(shape) * (1 if shape.mtp_repeated else chunk.mtp)})
     if chunk.final_norm:
-        parts.append({"norms": norm})
+        parts.append(_norms(shape, 1))
     if chunk.output and not (shape.tied and (chunk.embedding or chunk.mtp)):
-        parts.append({"output": _rows(shape)})
+        parts.append({"output": rows})
     return add_parts(*parts)
 
 
-def scaled(parts: Parts, times: int) -> dict[str, ParameterCount]:
-    """Multiply every part."""
-    return {name: count * times for name, count in parts.items()}
+def layer_parts(shape: ModelShape, letters: str) -> dict[str, ParameterCount]:
+    """Count a layer with its norms: one letter of a hybrid model, or the two halves of a layer of a GPT."""
+    norms = shape.norms_of_layer if shape.pattern is None else len(letters)
+    return add_parts(_norms(shape, norms), *(_letter_parts(shape, letter) for letter in letters))
 
 
-def embedding_parts(shape: ModelShape) -> dict[str, ParameterCount]:
-    """Count the word embedding and the learned positions, which are replicated on every rank."""
-    positions = shape.positions * shape.hidden
-    learned = {"positions": ParameterCount(positions, positions)} if positions else {}
-    return {"embedding": _rows(shape), **learned}
+def _norms(shape: ModelShape, number: int) -> dict[str, ParameterCount]:
+    return {"norms": copied(number * shape.norm_tensors * shape.hidden)}
 
 
-def _rows(shape: ModelShape) -> ParameterCount:
-    return _split(shape.vocab * shape.hidden, rows=shape.vocab, over=shape.tp, what="vocab_size")
+def _letter_parts(shape: ModelShape, letter: str) -> dict[str, ParameterCount]:
+    linear = [
+        {_PARTS.get(product.part, product.part): linear_parameters(shape, product)}
+        for product in layer_products(shape, letter)
+    ]
+    own: Parts = {}
+    if letter in (ATTENTION, LATENT):
+        own = {"attention": _attention_norms(shape, letter) + _sink(shape)}
+    elif letter == MAMBA:
+        own = {"mamba": _mamba(shape)}
+    elif letter == DELTA:
+        own = {"gated_delta": _gated_delta(shape)}
+    return add_parts(*linear, own)
 
 
-def layer_parts(shape: ModelShape, *, experts: bool) -> dict[str, ParameterCount]:
-    """Count one decoder layer, dense or with experts."""
-    norms = shape.norms_of_layer * shape.norm_tensors * shape.hidden
-    attention = (
-        _attention(shape) if shape.latent is None else _latent_attention(shape, shape.latent)
-    ) + _sink(shape)
-    mlp = (
-        {"mlp": _mlp(shape, shape.ffn)}
-        if not experts or shape.experts is None
-        else _experts(shape, shape.experts)
-    )
-    return {"norms": ParameterCount(norms, norms), "attention": attention, **mlp}
+def linear_parameters(shape: ModelShape, product: Product) -> ParameterCount:
+    """Count the linear layer of a product, given for one tensor-parallel rank; of routed experts all of them.
 
+    A column-parallel layer shards its outputs and its bias over the tensor-parallel ranks, a row-parallel one its
+    inputs, but not its bias.
 
-def letter_parts(shape: ModelShape, pattern: HybridPattern, letter: str) -> dict[str, ParameterCount]:
-    """Count one layer of a hybrid model, with its norm."""
-    norms = shape.norm_tensors * shape.hidden
-    layer: Parts
-    if letter == "M":
-        layer = {"mamba": _mamba(shape, pattern)}
-    elif letter == "G":
-        layer = {"gated_delta": _gated_delta(shape, pattern)}
-    elif letter == "*":
-        layer = {"attention": _attention(shape)}
-    elif letter == "E" and shape.experts is not None:
-        layer = _experts(shape, shape.experts)
+    Raises:
+        PlanError: If a size does not divide by its number of ranks.
+    """
+    inputs, outputs = round(product.inputs), round(product.outputs)
+    number, bias = inputs * outputs, outputs if product.bias else 0
+    if product.copied:
+        return copied(number + bias)
+    over, field = (shape.etp if product.grouped else shape.tp), "tensor_model_parallel_size"
+    if product.row:
+        count = _split(number, inputs, over=over, field=field) + copied(bias)
     else:
-        layer = {"mlp": _mlp(shape, shape.ffn)}
-    return {"norms": ParameterCount(norms, norms), **layer}
+        count = _split(number + bias, outputs, over=over, field=field)
+    if not product.grouped:
+        return count
+    experts = experts_of(shape).number
+    if experts % shape.ep:
+        raise PlanError(
+            f"model.num_moe_experts: {experts} experts cannot be divided equally over ep={shape.ep} ranks. "
+            "Change one of the two."
+        )
+    return ParameterCount(count.all_ranks * experts, 0, count.dense * (experts // shape.ep))
 
 
-def _mamba(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
-    """Count a Mamba 2 layer, which is sharded by heads and groups."""
+def _split(number: int, size: int, *, over: int, field: str) -> ParameterCount:
+    """Count parameters that ranks share by a size of the model."""
+    if size % over:
+        raise PlanError(
+            f"model.{field}: {size} cannot be split into {over} equal parts. Change it or the parallel size."
+        )
+    return ParameterCount(number, number // over)
+
+
+def _attention_norms(shape: ModelShape, letter: str) -> ParameterCount:
+    """Count the norms of queries and keys, or of compressed queries, keys and values."""
+    if not shape.qk_norm:
+        return ParameterCount()
+    if letter == LATENT:
+        latent = latent_of(shape)
+        return copied(shape.norm_tensors * (latent.kv_rank + (latent.q_rank or 0)))
+    heads = shape.heads + shape.groups if shape.qk_norm_over_all_heads else 2
+    return copied(shape.norm_tensors * heads * shape.head)
+
+
+def _sink(shape: ModelShape) -> ParameterCount:
+    if not shape.softmax_sink:
+        return ParameterCount()
+    return _split(shape.heads, shape.heads, over=shape.tp, field="num_attention_heads")
+
+
+def _mamba(shape: ModelShape) -> ParameterCount:
+    """Count convolution, scan and norm of a Mamba 2 layer, which is sharded by heads and groups."""
+    pattern = shape.hybrid
     inner = pattern.mamba_heads * pattern.mamba_head
     mixed = inner + 2 * pattern.mamba_groups * pattern.state
     if pattern.mamba_groups % shape.tp or pattern.mamba_heads % shape.tp:
@@ -139,170 +191,42 @@ def _mamba(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
             f"into {shape.tp} equal parts. Change them or the parallel size."
         )
     own = mixed * (MAMBA_FILTER + 1) + 3 * pattern.mamba_heads + inner
-    return (
-        column(shape, shape.hidden, inner + mixed + pattern.mamba_heads, bias=False)
-        + ParameterCount(own, own // shape.tp)
-        + row(shape, inner, shape.hidden, bias=False)
-    )
+    return ParameterCount(own, own // shape.tp)
 
 
-def _gated_delta(shape: ModelShape, pattern: HybridPattern) -> ParameterCount:
-    """Count a gated-delta layer, whose inner norm is replicated on every rank."""
-    values = pattern.value_heads * pattern.value_head
-    mixed = 2 * pattern.key_channels + values
-    inner_norm = shape.norm_tensors * pattern.value_head
+def _gated_delta(shape: ModelShape) -> ParameterCount:
+    """Count convolution, decay and norm of a gated-delta layer, whose norm is replicated on every rank."""
+    pattern = shape.hybrid
+    mixed = 2 * pattern.key_channels + pattern.value_heads * pattern.value_head
     own = mixed * pattern.delta_filter + 2 * pattern.value_heads
-    return (
-        column(shape, shape.hidden, mixed + values + 2 * pattern.value_heads, bias=False)
-        + ParameterCount(own, own // shape.tp)
-        + ParameterCount(inner_norm, inner_norm)
-        + row(shape, values, shape.hidden, bias=False)
-    )
+    return ParameterCount(own, own // shape.tp) + copied(shape.norm_tensors * pattern.value_head)
 
 
-def encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, ParameterCount]:
+def _encoder_parts(shape: ModelShape, *, decoder_layers: int) -> dict[str, ParameterCount]:
     """Count the parameters that a T5 has in addition to the layers of a decoder-only model.
 
-    These are the encoder with its final norm, a norm and cross-attention (without grouped queries) in each decoder
-    layer, and the bias of a tied output layer.
+    These are the encoder with its final norm, a norm and cross-attention in each decoder layer, and the bias of a tied
+    output layer.
     """
-    norms = shape.norm_tensors * shape.hidden
-    inner = shape.heads * shape.head
-    across = (
-        column(shape, shape.hidden, inner, bias=shape.bias)
-        + column(shape, shape.hidden, 2 * inner, bias=shape.bias)
-        + row(shape, inner, shape.hidden, bias=shape.bias)
-    )
-    rows = _split(shape.vocab, rows=shape.vocab, over=shape.tp, what="vocab_size")
+    crossed = [linear_parameters(shape, product) for product in cross_products(shape)]
+    bias = _split(shape.vocab, shape.vocab, over=shape.tp, field="vocab_size")
     return add_parts(
-        scaled(layer_parts(shape, experts=False), shape.encoder_layers),
-        scaled({"norms": ParameterCount(norms, norms), "cross_attention": across}, decoder_layers),
-        {"norms": ParameterCount(norms, norms)},
-        {"output": rows} if shape.tied else {},
+        scaled(layer_parts(shape, ATTENTION + MLP), shape.encoder_layers),
+        scaled({"cross_attention": sum(crossed, ParameterCount())}, decoder_layers),
+        _norms(shape, decoder_layers + 1),
+        {"output": bias} if shape.tied else {},
     )
 
 
-def mtp_layer(shape: ModelShape) -> ParameterCount:
-    """Count a multi-token prediction layer: three norms, the projection of two inputs, and a copy of the last layer.
+def _mtp_layer(shape: ModelShape) -> ParameterCount:
+    """Count a depth of multi-token prediction: three norms, the projection of two inputs, and its layers.
 
-    In a hybrid model the copy is replaced by the layers after / in the pattern.
+    These are a copy of the last layer of a GPT, or the layers after / in the pattern of a hybrid model.
     """
-    norms = 3 * shape.norm_tensors * shape.hidden
-    if shape.pattern is None:
-        layer = total(layer_parts(shape, experts=shape.has_experts(shape.num_layers - 1)))
-    else:
-        ahead = layers_ahead(shape.pattern.pattern)[0]
-        layer = total(add_parts(*(letter_parts(shape, shape.pattern, letter) for letter in ahead)))
-    return ParameterCount(norms, norms) + column(shape, 2 * shape.hidden, shape.hidden, bias=False) + layer
-
-
-def _split(number: int, *, rows: int, over: int, what: str) -> ParameterCount:
-    if rows % over:
-        raise PlanError(
-            f"model.{what}: {rows} cannot be split into {over} equal parts. Change it or the parallel size."
-        )
-    return ParameterCount(number, number // over)
-
-
-def column(
-    shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None
-) -> ParameterCount:
-    """Count a column-parallel linear layer, whose outputs and bias are sharded over tensor-parallel ranks."""
-    return _split(
-        (inputs + bias) * outputs, rows=outputs, over=over or shape.tp, what="tensor_model_parallel_size"
-    )
-
-
-def row(
-    shape: ModelShape, inputs: int, outputs: int, *, bias: bool, over: int | None = None
-) -> ParameterCount:
-    """Count a row-parallel linear layer, whose inputs are sharded over tensor-parallel ranks and whose bias is not."""
-    weight = _split(inputs * outputs, rows=inputs, over=over or shape.tp, what="tensor_model_parallel_size")
-    return weight + ParameterCount(outputs * bias, outputs * bias)
-
-
-def _attention(shape: ModelShape) -> ParameterCount:
-    query, key = shape.heads * shape.head, shape.groups * shape.head
-    outputs = query * (2 if shape.output_gate else 1) + 2 * key
-    return (
-        column(shape, shape.hidden, outputs, bias=shape.qkv_bias)
-        + row(shape, query, shape.hidden, bias=shape.bias)
-        + _query_key_norms(shape)
-    )
-
-
-def _query_key_norms(shape: ModelShape) -> ParameterCount:
-    if not shape.qk_norm:
-        return ParameterCount()
-    heads = shape.heads + shape.groups if shape.qk_norm_over_all_heads else 2
-    norms = shape.norm_tensors * heads * shape.head
-    return ParameterCount(norms, norms)
-
-
-def _sink(shape: ModelShape) -> ParameterCount:
-    if not shape.softmax_sink:
-        return ParameterCount()
-    return _split(shape.heads, rows=shape.heads, over=shape.tp, what="num_attention_heads")
-
-
-def _latent_attention(shape: ModelShape, latent: LatentAttention) -> ParameterCount:
-    head = latent.qk_head + latent.qk_position
-    parts = [
-        _down(shape, latent.kv_rank + latent.qk_position, copied=latent.down_copied),
-        column(shape, latent.kv_rank, shape.heads * (latent.qk_head + latent.v_head), bias=False),
-        row(shape, shape.heads * latent.v_head, shape.hidden, bias=shape.bias),
-    ]
-    if latent.q_rank is None:
-        parts.append(column(shape, shape.hidden, shape.heads * head, bias=False))
-    else:
-        parts.append(_down(shape, latent.q_rank, copied=latent.down_copied))
-        parts.append(column(shape, latent.q_rank, shape.heads * head, bias=False))
-    if shape.qk_norm:
-        norms = shape.norm_tensors * (latent.kv_rank + (latent.q_rank or 0))
-        parts.append(ParameterCount(norms, norms))
-    return sum(parts, ParameterCount())
-
-
-def _down(shape: ModelShape, outputs: int, *, copied: bool) -> ParameterCount:
-    if copied:
-        return ParameterCount(shape.hidden * outputs, shape.hidden * outputs)
-    return column(shape, shape.hidden, outputs, bias=False)
-
-
-def _mlp(
-    shape: ModelShape, width: int, *, over: int | None = None, hidden: int | None = None
-) -> ParameterCount:
-    inner, outer = 2 * width if shape.gated else width, hidden or shape.hidden
-    return column(shape, outer, inner, bias=shape.bias, over=over) + row(
-        shape, width, outer, bias=shape.bias, over=over
-    )
-
-
-def _experts(shape: ModelShape, experts: ExpertShape) -> dict[str, ParameterCount]:
-    if experts.number % shape.ep:
-        raise PlanError(
-            f"model.num_moe_experts: {experts.number} experts cannot be divided equally over ep={shape.ep} ranks. "
-            "Change one of the two."
-        )
-    one = _mlp(shape, experts.width, over=shape.etp, hidden=experts.latent)
-    projections = _latent_projections(shape, experts)
-    router = (shape.hidden + shape.bias) * experts.number
-    parts = {
-        "router": ParameterCount(router, router),
-        "experts": ParameterCount(one.all_ranks * experts.number, 0, one.dense * (experts.number // shape.ep))
-        + ParameterCount(projections, projections),
-    }
-    if experts.shared_width:
-        gate = shape.hidden if experts.shared_gate else 0
-        parts["shared_experts"] = _mlp(shape, experts.shared_width) + ParameterCount(gate, gate)
-    return parts
-
-
-def _latent_projections(shape: ModelShape, experts: ExpertShape) -> int:
-    """Return the parameters of the projections to the width of the experts and back, which every rank has."""
-    if experts.latent is None:
-        return 0
-    return 2 * shape.hidden * experts.latent + shape.bias * (shape.hidden + experts.latent)
+    layers = shape.ahead[:1] if shape.pattern is None else tuple(shape.ahead[0])
+    joined = linear_parameters(shape, Product("mtp", 2 * shape.hidden, shape.hidden))
+    own = [_norms(shape, 3), {"mtp": joined}, *(layer_parts(shape, letters) for letters in layers)]
+    return total(add_parts(*own))
 
 
 def active(parts: Parts, shape: ModelShape) -> int:
@@ -313,13 +237,8 @@ def active(parts: Parts, shape: ModelShape) -> int:
     everything = total(parts).all_ranks
     if shape.experts is None:
         return everything
-    inactive = shape.experts.number - shape.experts.top_k
-    one = _mlp(shape, shape.experts.width, over=1, hidden=shape.experts.latent).all_ranks
-    layers = sum(shape.experts.layers)
-    if shape.pattern is not None:
-        ahead = layers_ahead(shape.pattern.pattern)
-        built = ahead[:1] if shape.mtp_repeated else ahead
-        return everything - inactive * one * "".join([layers_of(shape.pattern.pattern), *built]).count("E")
-    if shape.has_experts(shape.num_layers - 1):
-        layers += min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
-    return everything - inactive * one * layers
+    routed = [product for product in layer_products(shape, EXPERTS) if product.grouped]
+    expert = sum(round((item.inputs + item.bias) * item.outputs) for item in routed)
+    built = shape.ahead[:1] if shape.mtp_repeated else shape.ahead
+    layers = "".join([*shape.layers, *built]).count(EXPERTS)
+    return everything - (shape.experts.number - shape.experts.top_k) * expert * layers

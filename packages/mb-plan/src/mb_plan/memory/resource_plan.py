@@ -11,7 +11,7 @@ from mb_plan.memory.adapter_counts import adapter_count, image_adapter_count
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.model_chunks import ModelChunk, split_into_chunks
 from mb_plan.memory.overhead import Overhead, estimate_overhead
-from mb_plan.memory.parameter_counts import ParameterCount, active, add_parts, chunk_parts, total
+from mb_plan.memory.parameter_counts import ParameterCount, Parts, active, add_parts, chunk_parts, total
 from mb_plan.memory.parameter_storage import ParameterStorage, parameter_storage, sharded_bytes
 from mb_plan.memory.pipeline_schedule import PipelineSchedule, batch_sizes, count_microbatches
 from mb_plan.memory.stage_activations import stage_activations
@@ -214,15 +214,19 @@ def make_plan(
     shape = read_shape(model, vocab_size=vocab_size)
     world = shape.smallest_world if world_size is None else world_size
     chunks = split_into_chunks(model, shape)
-    store = _storage(sections)
+    store = parameter_storage(
+        model,
+        optimizer=sections.get("optimizer"),
+        ddp=sections.get("ddp"),
+        save_optim=bool(read_field(sections.get("checkpoint"), "save_optim", True)),
+    )
     layout = module_layout(shape)
     data_parallel = _quotient(world, shape.model_ranks) if layout is None else 1
     batches = batch_sizes(train)
     global_batch = batches[-1] if batches else None
     microbatches = count_microbatches(global_batch, read_field(train, "micro_batch_size"), data_parallel)
-    counts, layers = _stages_hold(chunks, shape, layout)
     adapters = read_adapters(sections.get("peft"))
-    added = None if adapters is None else _adapter_counts(chunks, shape, layout, adapters)
+    counts = _stage_parameters(chunks, shape, layout, adapters)
     schedule = _pipeline(model, chunks, shape, microbatches)
     length = _seq_length(sections)
     held = stage_activations(
@@ -237,18 +241,21 @@ def make_plan(
     over = _shard_ranks(store, shape, world=world, data_parallel=data_parallel)
     once = add_parts(chunk_parts(_undivided(chunks, shape), shape), vision_parts(shape))
     parts = {name: count.all_ranks for name, count in once.items()}
+    number = sum(parts.values())
     pipeline = schedule if len(counts) == shape.pp else None
-    linear = [ParameterCount()] * len(counts)
-    if (
-        store.linear_weights != store.weights
-    ):  # an image encoder, on ranks of its own the first, is not quantized
-        linear[len(counts) - shape.pp :] = [_linear_count(chunks, shape, at) for at in range(shape.pp)]
-    stages = _stages(layers, counts, added, held, store, over, linear)
-    trained = sum(parts.values()) if added is None else sum(count.all_ranks for count in added)
-    kept = [stage.rank_bytes.activations or 0 for stage in stages]
+    stages = tuple(
+        StagePlan(
+            layers=stage.layers,
+            parameters=stage.model.all_ranks,
+            rank_parameters=stage.model.rank,
+            rank_bytes=_rank_bytes(stage, store, over, activations),
+        )
+        for stage, activations in zip(counts, held, strict=True)
+    )
+    trained = number if adapters is None else sum(stage.trained.all_ranks for stage in counts)
     return ResourcePlan(
-        parameters=sum(parts.values()),
-        adapter_parameters=None if added is None else trained,
+        parameters=number,
+        adapter_parameters=None if adapters is None else trained,
         active_parameters=active(once, shape),
         embedding_parameters=sum(parts.get(name, 0) for name in ("embedding", "positions", "output")),
         parts=parts,
@@ -257,8 +264,8 @@ def make_plan(
         overhead=estimate_overhead(
             sections,
             data_parallel=data_parallel,
-            activations=max(kept),
-            graph_gradients=_graph_gradients(model, chunks, shape, store),
+            activations=max(stage.rank_bytes.activations or 0 for stage in stages),
+            graph_gradients=_graph_gradients(model, counts, store),
         ),
         world_size=world,
         data_parallel_size=data_parallel,
@@ -266,18 +273,9 @@ def make_plan(
         tokens_per_step=global_batch * length if global_batch and length else None,
         bubble_fraction=None if pipeline is None else pipeline.bubble,
         checkpoint_bytes=None if store.saved is None else trained * store.saved,
-        host_bytes=_host_bytes(counts if added is None else added, store, over),
+        host_bytes=_host_bytes(counts, store, over),
         flops_per_token=flops_per_token(shape, seq_length=length, adapters=adapters) if length else None,
-        notes=(*store.notes, *_batch_notes(batches), *_notes(sections, shape, layout, world=world)),
-    )
-
-
-def _storage(sections: Mapping[str, object]) -> ParameterStorage:
-    return parameter_storage(
-        sections["model"],
-        optimizer=sections.get("optimizer"),
-        ddp=sections.get("ddp"),
-        save_optim=bool(read_field(sections.get("checkpoint"), "save_optim", True)),
+        notes=(*store.notes, *_notes(sections, shape, layout, batches, world=world)),
     )
 
 
@@ -295,61 +293,75 @@ def _seq_length(sections: Mapping[str, object]) -> int | None:
     return None
 
 
-def _stages_hold(
-    chunks: tuple[ModelChunk, ...], shape: ModelShape, layout: ModuleLayout | None
-) -> tuple[list[ParameterCount], list[int]]:
-    """Return the parameters and the layers of each stage. A vision encoder is a separate stage or in the first one."""
-    counts = [_stage_count(chunks, shape, stage) for stage in range(shape.pp)]
-    layers = _layers(chunks, shape)
-    if shape.vision is None:
-        return counts, layers
-    seen = total(vision_parts(shape))
-    if layout is not None and layout.first:
-        return [seen, *counts], [shape.vision.layers, *layers]
-    return [counts[0] + seen, *counts[1:]], [layers[0] + shape.vision.layers, *layers[1:]]
-
-
-def _adapter_counts(
-    chunks: tuple[ModelChunk, ...], shape: ModelShape, layout: ModuleLayout | None, adapters: Adapters
-) -> list[ParameterCount]:
-    """Return the adapters of each stage, as `_stages_hold`."""
-    counts = [
-        sum(
-            (adapter_count(chunk, shape, adapters) for chunk in chunks if chunk.stage == stage),
-            ParameterCount(),
-        )
-        for stage in range(shape.pp)
-    ]
-    seen = image_adapter_count(shape, adapters)
-    if layout is not None and layout.first:
-        return [seen, *counts]
-    return [counts[0] + seen, *counts[1:]]
-
-
-def _stage_count(chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int) -> ParameterCount:
-    here = [chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage]
-    return total(add_parts(*here))
-
-
 LINEAR = ("attention", "mlp", "experts", "shared_experts", "mamba")
-"""Parts whose weights are those of linear layers that may be in FP8; their norms and biases are few."""
-
+"""Parts whose weights are those of linear layers that may be in FP8; their norms and biases are few. Not among them:
+the embedding, the output layer and an image encoder."""
 
 _GRAPH_PARTS = {"attn": ("attention",), "mlp": ("mlp",), "mamba": ("mamba",)}
 """Module of `cuda_graph_modules` to its parts; "moe" has weights whose gradients are computed outside."""
 
 
-def _linear_count(
-    chunks: tuple[ModelChunk, ...], shape: ModelShape, stage: int, names: Collection[str] = LINEAR
-) -> ParameterCount:
-    """Return the weights of the linear layers of a stage, without the embedding and the output layer."""
-    parts = add_parts(*(chunk_parts(chunk, shape) for chunk in chunks if chunk.stage == stage))
-    return sum((count for name, count in parts.items() if name in names), ParameterCount())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageParameters:
+    """Layers of a pipeline stage, and their parameters."""
+
+    layers: int
+    """Number of layers, including those of an encoder."""
+    parts: Parts
+    adapters: ParameterCount | None
+    """The only parameters that are trained; None: all are."""
+
+    def __add__(self, other: _StageParameters) -> _StageParameters:
+        adapted = self.adapters is not None and other.adapters is not None
+        return _StageParameters(
+            layers=self.layers + other.layers,
+            parts=add_parts(self.parts, other.parts),
+            adapters=self.adapters + other.adapters if adapted else None,
+        )
+
+    @property
+    def model(self) -> ParameterCount:
+        """All parameters but those of adapters."""
+        return total(self.parts)
+
+    @property
+    def trained(self) -> ParameterCount:
+        """Parameters that have gradients and a state in the optimizer."""
+        return self.model if self.adapters is None else self.adapters
+
+    def of(self, names: Collection[str]) -> ParameterCount:
+        """Return the parameters of some parts."""
+        return total({name: count for name, count in self.parts.items() if name in names})
 
 
-def _graph_gradients(
-    model: object, chunks: tuple[ModelChunk, ...], shape: ModelShape, store: ParameterStorage
-) -> int:
+def _stage_parameters(
+    chunks: Sequence[ModelChunk], shape: ModelShape, layout: ModuleLayout | None, adapters: Adapters | None
+) -> list[_StageParameters]:
+    """Return the parameters of each stage. A vision encoder is a stage of its own, the first, or in the first one."""
+    stages = []
+    for stage in range(shape.pp):
+        here = [chunk for chunk in chunks if chunk.stage == stage]
+        added = [] if adapters is None else [adapter_count(chunk, shape, adapters) for chunk in here]
+        stages.append(
+            _StageParameters(
+                layers=shape.encoder_layers + sum(len(chunk.layers) for chunk in here),
+                parts=add_parts(*(chunk_parts(chunk, shape) for chunk in here)),
+                adapters=None if adapters is None else sum(added, ParameterCount()),
+            )
+        )
+    if shape.vision is None:
+        return stages
+    images = _StageParameters(
+        layers=shape.vision.layers,
+        parts=vision_parts(shape),
+        adapters=None if adapters is None else image_adapter_count(shape, adapters),
+    )
+    if layout is not None and layout.first:
+        return [images, *stages]
+    return [stages[0] + images, *stages[1:]]
+
+
+def _graph_gradients(model: object, stages: Sequence[_StageParameters], store: ParameterStorage) -> int:
     """Return the bytes of the gradients of weights that graphs of modules write, on the rank with the most.
 
     Each graph has its outputs to itself, also between its replays. With `gradient_accumulation_fusion` they are added
@@ -359,37 +371,7 @@ def _graph_gradients(
     if not graphs or graphs == "step" or read_field(model, "gradient_accumulation_fusion", False):
         return 0
     names = {name for module in graphs for name in _GRAPH_PARTS.get(module, ())}
-    most = max(_linear_count(chunks, shape, stage, names).rank for stage in range(shape.pp))
-    return most * store.weights
-
-
-def _layers(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> list[int]:
-    """Return the layers of each stage, including those of a T5 encoder."""
-    return [
-        shape.encoder_layers + sum(len(chunk.layers) for chunk in chunks if chunk.stage == stage)
-        for stage in range(shape.pp)
-    ]
-
-
-def _stages(
-    layers: list[int],
-    counts: list[ParameterCount],
-    added: list[ParameterCount] | None,
-    held: list[int | None],
-    store: ParameterStorage,
-    over: _ShardRanks,
-    linear: list[ParameterCount],
-) -> tuple[StagePlan, ...]:
-    trained: Sequence[ParameterCount | None] = added or [None] * len(counts)
-    return tuple(
-        StagePlan(
-            layers=own,
-            parameters=count.all_ranks,
-            rank_parameters=count.rank,
-            rank_bytes=_rank_bytes(count, adapted, store, over, kept, linear=quantized),
-        )
-        for own, count, adapted, kept, quantized in zip(layers, counts, trained, held, linear, strict=True)
-    )
+    return max(stage.of(names).rank for stage in stages) * store.weights
 
 
 def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> ModelChunk:
@@ -402,7 +384,6 @@ def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> ModelChunk:
         mtp=sum(chunk.mtp for chunk in chunks),
         final_norm=True,
         output=True,
-        letters="".join(chunk.letters for chunk in chunks),
     )
 
 
@@ -456,46 +437,43 @@ def _shard_ranks(
 
 
 def _rank_bytes(
-    count: ParameterCount,
-    adapters: ParameterCount | None,
-    store: ParameterStorage,
-    over: _ShardRanks,
-    held: int | None,
-    *,
-    linear: ParameterCount,
+    stage: _StageParameters, store: ParameterStorage, over: _ShardRanks, activations: int | None
 ) -> RankBytes:
     """Return the bytes of a rank. With adapters, only these have gradients and a state in the optimizer."""
 
-    def size(counted: ParameterCount, each: float, ranks: tuple[int, int] | None) -> int:
+    def size(count: ParameterCount, each: float, ranks: tuple[int, int] | None) -> int:
         dense, expert = ranks or (1, 1)
-        return sharded_bytes(counted, each, dense_over=dense, expert_over=expert)
+        return sharded_bytes(count, each, dense_over=dense, expert_over=expert)
 
-    known = store.optimizer is not None and over.optimizer is not None
-    trained = count if adapters is None else adapters
-    weights = size(count if adapters is None else count + adapters, store.weights, over.weights)
+    weights = stage.model + (stage.adapters or ParameterCount())
+    quantized = size(stage.of(LINEAR), store.linear_weights - store.weights, over.weights)
+    counted = store.optimizer is not None and over.optimizer is not None
     return RankBytes(
-        weights=weights + size(linear, store.linear_weights - store.weights, over.weights),
-        gradients=size(trained, store.gradients, over.gradients),
-        optimizer=size(trained, store.optimizer or 0, over.optimizer) if known else None,
-        activations=held,
+        weights=size(weights, store.weights, over.weights) + quantized,
+        gradients=size(stage.trained, store.gradients, over.gradients),
+        optimizer=size(stage.trained, store.optimizer or 0, over.optimizer) if counted else None,
+        activations=activations,
     )
 
 
-def _host_bytes(counts: list[ParameterCount], store: ParameterStorage, over: _ShardRanks) -> int:
+def _host_bytes(stages: Sequence[_StageParameters], store: ParameterStorage, over: _ShardRanks) -> int:
     if over.optimizer is None:
         return 0
     dense, expert = over.optimizer
-    return max(sharded_bytes(count, store.host, dense_over=dense, expert_over=expert) for count in counts)
-
-
-def _batch_notes(batches: tuple[int, ...]) -> tuple[str, ...]:
-    return (f"planned for the last batch size, {batches[-1]}",) if len(batches) > 1 else ()
+    return max(
+        sharded_bytes(stage.trained, store.host, dense_over=dense, expert_over=expert) for stage in stages
+    )
 
 
 def _notes(
-    sections: Mapping[str, object], shape: ModelShape, layout: ModuleLayout | None, *, world: int
+    sections: Mapping[str, object],
+    shape: ModelShape,
+    layout: ModuleLayout | None,
+    batches: Sequence[int],
+    *,
+    world: int,
 ) -> list[str]:
-    notes = []
+    notes = [f"planned for the last batch size, {batches[-1]}"] if len(batches) > 1 else []
     if layout is not None:
         problem = layout.problem(world)
         notes += [] if problem is None else [problem]
@@ -513,8 +491,7 @@ def _notes(
         notes.append("activations of Mamba and gated-delta layers are those that fused kernels save")
     if shape.vision is not None:
         notes.append("activations are counted for one image in each sequence")
-    adapters = read_adapters(sections.get("peft"))
-    if adapters is not None:
+    if sections.get("peft") is not None:
         notes.append("activations are counted as in training of all weights, without those of adapters")
     if not _seq_length(sections):
         notes.append("the sequence length is not known, so that floating-point operations are not counted")

@@ -16,7 +16,6 @@ from mb_plan.memory.model_chunks import ModelChunk
 from mb_plan.memory.other_activations import cross_attention_bytes, hybrid_saved, image_bytes
 from mb_plan.memory.pipeline_schedule import PipelineSchedule
 from mb_plan.shape.fields import read_field
-from mb_plan.shape.hybrid_pattern import layers_ahead
 from mb_plan.shape.model_shape import ModelShape
 
 
@@ -63,7 +62,7 @@ def stage_activations(
         most.insert(0, images)
     else:
         most[0] += images
-    return [round(each) for each in most]
+    return [round(size) for size in most]
 
 
 def _saved(
@@ -75,12 +74,11 @@ def _saved(
 ) -> dict[str, list[float]]:
     """Return what layers save, and those of a depth of multi-token prediction; empty for the layers of a GPT."""
     if shape.pattern is not None:
-        ahead = "".join(layers_ahead(shape.pattern.pattern)[:1])
+        letters = "".join(shape.layers[number] for number in chunk.layers)
+        ahead = "".join(shape.ahead[:1])
         return {
-            "saved": [
-                kept_bytes(each, settings) for each in hybrid_saved(shape, settings, batch, chunk.letters)
-            ],
-            "ahead": [kept_bytes(each, settings) for each in hybrid_saved(shape, settings, batch, ahead)],
+            name: [kept_bytes(parts, settings) for parts in hybrid_saved(shape, settings, batch, of)]
+            for name, of in (("saved", letters), ("ahead", ahead))
         }
     if shape.encoder_layers:
         first = kept_bytes(layer_bytes(shape, settings, encoder, experts=False), settings)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mb_plan.memory.parameter_counts import ParameterCount, column, layer_parts, row, total
-from mb_plan.shape.model_shape import ModelShape
-
-COLOURS = 3
+from mb_plan.memory.parameter_counts import ParameterCount, copied, layer_parts, linear_parameters, total
+from mb_plan.shape.hybrid_pattern import ATTENTION, MLP
+from mb_plan.shape.model_shape import COLOURS, ModelShape
+from mb_plan.shape.products import projection_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,9 @@ def vision_parts(shape: ModelShape) -> dict[str, ParameterCount]:
     vision = shape.vision
     if vision is None:
         return {}
-    hidden = vision.hidden
-    layers = shape.image_encoder
-    replicated = (COLOURS * vision.patch**2 + 1) * hidden + vision.num_patches * hidden + 2 * hidden
-    projection = column(layers, hidden, vision.projection, bias=True) + row(
-        layers, vision.projection, shape.hidden, bias=True
-    )
-    layer = total(layer_parts(layers, experts=False))
-    return {
-        "encoder": layer * vision.layers + ParameterCount(replicated, replicated),
-        "projection": projection,
-    }
+    encoder = shape.image_encoder
+    pixels = COLOURS * vision.patch**2
+    embedding = copied((pixels + 1 + vision.num_patches + 2) * vision.hidden)
+    layers = total(layer_parts(encoder, ATTENTION + MLP)) * vision.layers
+    projection = [linear_parameters(encoder, product) for product in projection_products(shape)]
+    return {"encoder": layers + embedding, "projection": sum(projection, ParameterCount())}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from mb_plan.shape.adapters import AHEAD, OUTPUT, Adapters
 from mb_plan.shape.hybrid_pattern import ATTENTION, DELTA, LATENT, MAMBA, MAMBA_FILTER, MLP
-from mb_plan.shape.model_shape import ModelShape, VisionShape
+from mb_plan.shape.model_shape import COLOURS, ModelShape, VisionShape
 from mb_plan.shape.products import (
     Product,
     attended_width,
@@ -24,7 +24,6 @@ from mb_plan.shape.products import (
     projection_products,
 )
 
-COLOURS = 3
 _ORDER = (
     *("attention_linear", "attention_core", "mlp", "router", "experts", "shared_experts", "mamba"),
     *("linear_attention", "mtp", "logits", "encoder"),

@@ -29,6 +29,8 @@ UNCOUNTED = {
 }
 """Fields that change the number of parameters in an unsupported way, to the reason."""
 
+COLOURS = 3
+"""Values of a pixel."""
 
 WEIGHT_SHARDS = (
     "tensor_parallel_num_weight_shards",

@@ -28,6 +28,10 @@ class Product:
     """Products of one branch feed each other; those without one receive the results of all before them."""
     fused: Mapping[str, float] = field(default_factory=dict)
     """Layers that are fused in this one, by the name of each outside of Megatron, to their outputs."""
+    bias: bool = False
+    """Each output has a bias."""
+    copied: bool = False
+    """Every tensor-parallel rank holds the complete weight."""
 
 
 def layer_products(shape: ModelShape, letter: str, *, tp: int = 1) -> tuple[Product, ...]:
@@ -46,9 +50,9 @@ def cross_products(shape: ModelShape) -> tuple[Product, Product, Product]:
     query, key = shape.heads * shape.head, shape.groups * shape.head
     part, inputs = "attention_linear", shape.hidden
     return (
-        Product(part, inputs, query, module="cross_attention.linear_q"),
-        Product(part, inputs, 2 * key, module="cross_attention.linear_kv"),
-        Product(part, query, inputs, module="cross_attention.linear_proj", row=True),
+        Product(part, inputs, query, module="cross_attention.linear_q", bias=shape.bias),
+        Product(part, inputs, 2 * key, module="cross_attention.linear_kv", bias=shape.bias),
+        Product(part, query, inputs, module="cross_attention.linear_proj", row=True, bias=shape.bias),
     )
 
 
@@ -58,8 +62,10 @@ def projection_products(shape: ModelShape) -> tuple[Product, ...]:
     if vision is None:
         return ()
     return (
-        Product("encoder", vision.hidden, vision.projection, module="projection.linear_fc1"),
-        Product("encoder", vision.projection, shape.hidden, module="projection.linear_fc2", row=True),
+        Product("encoder", vision.hidden, vision.projection, module="projection.linear_fc1", bias=True),
+        Product(
+            "encoder", vision.projection, shape.hidden, module="projection.linear_fc2", row=True, bias=True
+        ),
     )
 
 
@@ -97,12 +103,22 @@ def _attention(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     query = shape.heads * shape.head / tp
     key_value = 2 * shape.groups * shape.head / min(tp, shape.groups)
     gate = query if shape.output_gate else 0.0
-    parts = {"linear_q": query + gate, "linear_k": key_value / 2, "linear_v": key_value / 2}
-    inputs, name = shape.hidden, "self_attention.linear_qkv"
     return (
-        Product("attention_linear", inputs, query + gate + key_value, module=name, fused=parts),
-        Product("attention_linear", query, inputs, module="self_attention.linear_proj", row=True),
+        Product(
+            "attention_linear",
+            shape.hidden,
+            query + gate + key_value,
+            module="self_attention.linear_qkv",
+            fused={"linear_q": query + gate, "linear_k": key_value / 2, "linear_v": key_value / 2},
+            bias=shape.qkv_bias,
+        ),
+        _attention_output(shape, query),
     )
+
+
+def _attention_output(shape: ModelShape, inputs: float) -> Product:
+    module = "self_attention.linear_proj"
+    return Product("attention_linear", inputs, shape.hidden, module=module, row=True, bias=shape.bias)
 
 
 def _latent(shape: ModelShape, tp: int) -> tuple[Product, ...]:
@@ -110,25 +126,23 @@ def _latent(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     latent, hidden = latent_of(shape), shape.hidden
     heads, query = shape.heads / tp, latent.qk_head + latent.qk_position
     key_value = heads * (latent.qk_head + latent.v_head)
+    copied = latent.down_copied
     products = [
-        _projection("kv_down", hidden, latent.kv_rank + latent.qk_position),
+        _projection("kv_down", hidden, latent.kv_rank + latent.qk_position, copied=copied),
         _projection("kv_up", latent.kv_rank, key_value),
     ]
     if latent.q_rank:
-        products.append(_projection("q_down", hidden, latent.q_rank))
+        products.append(_projection("q_down", hidden, latent.q_rank, copied=copied))
         products.append(_projection("q_up", latent.q_rank, heads * query))
     else:
         products.append(_projection("q", hidden, heads * query))
-    output = Product(
-        "attention_linear", heads * latent.v_head, hidden, module="self_attention.linear_proj", row=True
-    )
-    return (*products, output)
+    return (*products, _attention_output(shape, heads * latent.v_head))
 
 
-def _projection(name: str, inputs: float, outputs: float) -> Product:
+def _projection(name: str, inputs: float, outputs: float, *, copied: bool = False) -> Product:
     """Return a projection of latent attention to queries, or to keys and values."""
     module, branch = f"self_attention.linear_{name}_proj", name.partition("_")[0]
-    return Product("attention_linear", inputs, outputs, module=module, branch=branch)
+    return Product("attention_linear", inputs, outputs, module=module, branch=branch, copied=copied)
 
 
 def _mlp(shape: ModelShape, tp: int) -> tuple[Product, ...]:
@@ -157,8 +171,18 @@ def _feed_forward(
             module=f"{module}.linear_fc1",
             branch=branch,
             fused=fused,
+            bias=shape.bias,
         ),
-        Product(part, width, outer, grouped, module=f"{module}.linear_fc2", row=True, branch=branch),
+        Product(
+            part,
+            width,
+            outer,
+            grouped,
+            module=f"{module}.linear_fc2",
+            row=True,
+            branch=branch,
+            bias=shape.bias,
+        ),
     )
 
 
@@ -173,16 +197,22 @@ def _experts(shape: ModelShape, tp: int) -> tuple[Product, ...]:
         grouped=True,
         branch="routed",
     )
-    products = [Product("router", hidden, experts.number, branch="router"), *routed]
+    bias = shape.bias
+    products = [
+        Product("router", hidden, experts.number, branch="router", bias=bias, copied=True),
+        *routed,
+    ]
     if experts.latent:
-        into = Product("experts", hidden, experts.latent / tp, branch="routed")
-        back = Product("experts", experts.latent / tp, hidden, branch="routed")
+        # every rank has both projections, and applies them to its part of the tokens
+        width = experts.latent / tp
+        into = Product("experts", hidden, width, branch="routed", bias=bias, copied=True)
+        back = Product("experts", width, hidden, branch="routed", bias=bias, copied=True)
         products = [products[0], into, *products[1:], back]
     if experts.shared_width:
         width, name = experts.shared_width / tp, "mlp.shared_experts"
         products.extend(_feed_forward("shared_experts", shape, width, module=name, branch="shared"))
     if experts.shared_width and experts.shared_gate:
-        products.append(Product("shared_experts", hidden, 1, branch="gate"))
+        products.append(Product("shared_experts", hidden, 1, branch="gate", copied=True))
     return tuple(products)
 
 

@@ -39,13 +39,13 @@ def planned_facts(
         plan = make_plan(sections, world_size=world_size)
     except PlanError:  # `make_plan` itself reports the reason
         return {}
-    memory = GPU_MEMORY.get(find_short_name(gpu, GPU_MEMORY) or "")
-    held = plan.peak.rank_bytes
+    device = GPU_MEMORY.get(find_short_name(gpu, GPU_MEMORY) or "")
+    memory = plan.peak.rank_bytes
     return {
-        STATE: held.weights + held.gradients + (held.optimizer or 0),
-        TENSORS: held.total,
+        STATE: memory.weights + memory.gradients + (memory.optimizer or 0),
+        TENSORS: memory.total,
         NEED: plan.needed_bytes,
-        GPU: None if memory is None else memory.size,
+        GPU: None if device is None else device.size,
         ALLOWED: facts.get(ALLOWED, False),
         **(_checkpoint_facts(sections, plan, gpu=find_short_name(gpu, GPU_SPEEDS) or gpu) if saves else {}),
     }

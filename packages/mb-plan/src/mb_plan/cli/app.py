@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mb_plan.cli.options import read_chart
+from mb_plan.cli.charts import read_chart
 from mb_schema.commands import CommandWithExample, exit_codes
 
 app = typer.Typer(
@@ -191,7 +191,12 @@ def _run(
                     **best.plan.to_dict(),
                     "batch": batch,
                     "fits_with": None if fitting is None else fitting.to_dict(),
-                    **_layouts_as_data(best, points),
+                    "gpu": best.gpu,
+                    "fits": best.fits,
+                    "layout": dict(best.values),
+                    "predicted": None if best.prediction is None else best.prediction.to_dict(),
+                    "not_predicted": best.unpredicted,
+                    "layouts": [point.to_dict() for point in points],
                     "notes": [*run.notes, *best.plan.notes],
                 },
                 indent=2,
@@ -228,23 +233,12 @@ def _source(words: list[str], sizes: dict[str, int | None]) -> Any:
     else:
         source = sources.read_file(Path(words[0]))
     source = source.with_sizes(**sizes)
-    missing = [f"--{each}" for each in source.missing]
+    missing = [f"--{name}" for name in source.missing]
     if missing:
         raise typer.BadParameter(
             f"{words[0] if words else 'the model'}: has not all sizes. Give {', '.join(missing)}"
         )
     return source
-
-
-def _layouts_as_data(best: Any, points: list[Any]) -> dict[str, Any]:
-    return {
-        "gpu": best.gpu,
-        "fits": best.fits,
-        "layout": dict(best.values),
-        "predicted": None if best.prediction is None else best.prediction.to_dict(),
-        "not_predicted": best.unpredicted,
-        "layouts": [point.to_dict() for point in points],
-    }
 
 
 def run() -> None:

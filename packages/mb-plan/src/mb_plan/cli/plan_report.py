@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from mb_plan.cli.charts import write_chart
+from mb_plan.cli.console import open_console, print_statistics
 from mb_plan.cli.step_report import MEANINGS
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.memory_chart import render_memory_chart
@@ -26,26 +26,22 @@ def write_memory_chart(path: Path, plan: ResourcePlan, *, title: str, gpu: str |
     """Write the memory chart of a plan to an SVG file, and print its path on stderr."""
     memory = GPU_MEMORY.get(gpu or "")
     limit = None if memory is None else memory.size
-    path.parent.mkdir(parents=True, exist_ok=True)
     svg = render_memory_chart(plan, title=title, limit_bytes=limit, limit=gpu or "")
-    path.write_text(svg, encoding="utf-8")
-    print(f"memory chart written to {path}", file=sys.stderr)
+    write_chart(path, svg, name="memory chart")
 
 
 def write_step_chart(path: Path, speed: Prediction, *, title: str) -> None:
     """Write the chart of the parts of a step to an SVG file, and print its path on stderr."""
-    path.write_text(render_step_chart(speed.parts, meanings=MEANINGS, title=title), encoding="utf-8")
-    print(f"step chart written to {path}", file=sys.stderr)
+    write_chart(path, render_step_chart(speed.parts, meanings=MEANINGS, title=title), name="step chart")
 
 
 def print_plan(plan: ResourcePlan, *, name: str, gpu: str | None) -> None:
     """Print a table of the stages, then the statistics of the complete run."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = open_console()
     unit = _unit_of(max(map(_counted_bytes, plan.stages)))
     console.print(f"[bold]{name}[/bold] on {_layout(plan)}; memory of one rank in {unit.name}")
     console.print(_stage_table(plan, unit))
-    for title, text in _statistics(plan, gpu=gpu):
-        console.print(f"{title:<17}{text}", soft_wrap=True)
+    print_statistics(_statistics(plan, gpu=gpu))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +139,15 @@ def _statistics(plan: ResourcePlan, *, gpu: str | None) -> Iterator[tuple[str, s
 def _fit(plan: ResourcePlan, gpu: str) -> str:
     """Return text that states whether the stage with the highest memory use fits the GPU, with the overhead."""
     limit = GPU_MEMORY[gpu].size
-    need, more = plan.needed_bytes, plan.overhead
+    need, overhead = plan.needed_bytes, plan.overhead
     if need is None:
         return f"not counted in full; {gpu} has {GIB(limit)} GiB"
     verdict = "fits" if need <= limit else "does not fit"
     return (
         f"{verdict}: {GIB(need)} of the {GIB(limit)} GiB of {gpu} ({need / limit:.0%}), of which an estimated "
-        f"{GIB(more.cuda)} for CUDA, {GIB(more.nccl)} for NCCL and {GIB(more.fragmentation)} for fragmentation"
-        + (f", {GIB(more.graphs)} for gradients in CUDA graphs" if more.graphs else "")
+        f"{GIB(overhead.cuda)} for CUDA, {GIB(overhead.nccl)} for NCCL and {GIB(overhead.fragmentation)} for "
+        "fragmentation"
+        + (f", {GIB(overhead.graphs)} for gradients in CUDA graphs" if overhead.graphs else "")
     )
 
 

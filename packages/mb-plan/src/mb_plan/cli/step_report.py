@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 
-from rich.console import Console
-
+from mb_plan.cli.console import open_console, print_statistics
 from mb_plan.sweep.points import SweptPoint
 from mb_plan.time.durations import duration
 from mb_plan.time.prediction import WAITING, Prediction
@@ -22,10 +20,9 @@ MEANINGS = {**TERMS, WAITING: "pipeline stages wait for each other"}
 
 def print_prediction(prediction: Prediction, *, precision_gpu: str, explained: bool) -> None:
     """Print speed, duration and range; with `explained` the parts of a step as bars."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    for title, text in _lines(prediction, gpu=precision_gpu):
-        console.print(f"{title:<17}{text}", soft_wrap=True)
+    print_statistics(_lines(prediction, gpu=precision_gpu))
     if explained:
+        console = open_console()
         console.print()
         for line in bars(prediction):
             console.print(line, soft_wrap=True)
@@ -84,9 +81,7 @@ def bars(prediction: Prediction) -> Iterator[str]:
 
 def print_saves(saves: SavePlan) -> None:
     """Print the interval of checkpoints, what a failure loses, and the disk space."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    for title, text in _save_lines(saves):
-        console.print(f"{title:<17}{text}", soft_wrap=True)
+    print_statistics(_save_lines(saves))
 
 
 def _save_lines(saves: SavePlan) -> Iterator[tuple[str, str]]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from mb_plan.cli.charts import write_chart
+from mb_plan.cli.console import open_console
 from mb_plan.cli.plan_report import GIB, MIB
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.sweep.chart import ChartPoint, render_sweep_chart
@@ -62,12 +63,10 @@ def write_sweep_chart(path: Path, points: Sequence[SweptPoint], *, title: str) -
         return
     gpu = points[0].gpu or ""
     memory = GPU_MEMORY.get(gpu)
-    path.parent.mkdir(parents=True, exist_ok=True)
     svg = render_sweep_chart(
         shown, title=title, limit_bytes=None if memory is None else memory.size, limit=gpu
     )
-    path.write_text(svg, encoding="utf-8")
-    print(f"chart written to {path}", file=sys.stderr)
+    write_chart(path, svg, name="chart")
 
 
 def _label(point: SweptPoint) -> str:
@@ -76,7 +75,7 @@ def _label(point: SweptPoint) -> str:
 
 def print_report(report: SweepReport) -> None:
     """Print tables of the points that pass and of the rejected ones, the rules, and the counts."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = open_console()
     if report.shown:
         console.print(_passing_table([axis.path for axis in report.result.axes], report.shown))
     if report.folded:
@@ -89,10 +88,8 @@ def print_report(report: SweepReport) -> None:
 
 def print_layouts(points: Sequence[SweptPoint]) -> None:
     """Print a table of layouts, without the sizes that none of them has."""
-    known = {path: {point.values[path] for point in points} for path in points[0].values}
-    used = [path for path, values in known.items() if values - {None, 1}]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(_passing_table(used, points))
+    used = [path for path in points[0].values if {point.values[path] for point in points} - {None, 1}]
+    open_console().print(_passing_table(used, points))
 
 
 def _passing_table(paths: Sequence[str], points: Sequence[SweptPoint]) -> Table:

@@ -151,12 +151,12 @@ def _feed_forward(line: CommandLine) -> Fields:
 def _kernels(line: CommandLine) -> Fields:
     """Return the implementation of layers, and the CUDA graphs, also by their earlier names."""
     earlier = {"enable_cuda_graph": "local", "external_cuda_graph": "transformer_engine"}
-    found = {impl for name, impl in earlier.items() if line[name]} | ({line["cuda_graph_impl"]} - {"none"})
+    impls = {impl for name, impl in earlier.items() if line[name]} | ({line["cuda_graph_impl"]} - {"none"})
     old, new = line["cuda_graph_scope_deprecated"], line["cuda_graph_modules"]
-    if len(found) > 1 or (old and new):
+    if len(impls) > 1 or (old and new):
         raise ModelFileError("--cuda-graph-impl and its earlier names are one setting. Pass one.")
     modules = [*(old or new or ())]
-    impl = "full_iteration" if "full_iteration" in modules else next(iter(found), "none")
+    impl = "full_iteration" if "full_iteration" in modules else next(iter(impls), "none")
     fields = {
         "cuda_graph_impl": impl,
         "cuda_graph_modules": [name for name in modules if not name.startswith("full")],

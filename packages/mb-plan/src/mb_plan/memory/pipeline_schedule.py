@@ -97,11 +97,11 @@ def count_microbatches(
 
 
 _SIZE = re.compile(r"\d+(?:\.\d+)?[KMBT]?:(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def _scheduled_sizes(text: str) -> tuple[int, ...]:
     """Return the sizes of a schedule "threshold:size ...", or () if it is none."""
-    found = [_SIZE.fullmatch(word) for word in text.replace(",", " ").split()]
-    sizes = tuple(int(Fraction(each[1]) * _UNITS[each[2].upper()]) for each in found if each)
-    return sizes if len(sizes) == len(found) and all(sizes) else ()
+    words = [_SIZE.fullmatch(word) for word in text.replace(",", " ").split()]
+    sizes = tuple(int(Fraction(word[1]) * UNITS[word[2].upper()]) for word in words if word)
+    return sizes if len(sizes) == len(words) and all(sizes) else ()

@@ -312,11 +312,13 @@ class _StageParameters:
     """The only parameters that are trained; None: all are."""
 
     def __add__(self, other: _StageParameters) -> _StageParameters:
-        adapted = self.adapters is not None and other.adapters is not None
+        adapters = None
+        if self.adapters is not None and other.adapters is not None:
+            adapters = self.adapters + other.adapters
         return _StageParameters(
             layers=self.layers + other.layers,
             parts=add_parts(self.parts, other.parts),
-            adapters=self.adapters + other.adapters if adapted else None,
+            adapters=adapters,
         )
 
     @property

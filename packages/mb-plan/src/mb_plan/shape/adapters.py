@@ -40,8 +40,8 @@ class Adapters:
 
     def _selects(self, name: str, part: str) -> bool:
         patterns = self.targets or self.exclude
-        found = any(_matches(pattern, each) for pattern in patterns for each in (name, part))
-        return found == bool(self.targets)
+        listed = any(_matches(pattern, layer) for pattern in patterns for layer in (name, part))
+        return listed == bool(self.targets)
 
 
 OUTPUT = "output_layer"

@@ -15,11 +15,11 @@ MODULES = ("attn", "mamba", "mlp", "moe")
 
 def read_field(section: object, name: str, default: Any = None) -> Any:
     """Return a field of an object or a mapping, or of its mapping `transformer`, or the default."""
-    found = _own(section, name)
-    if found is _ABSENT:
+    value = _own(section, name)
+    if value is _ABSENT:
         extra = _own(section, "transformer")
-        found = extra.get(name, _ABSENT) if isinstance(extra, Mapping) else _ABSENT
-    return default if found is _ABSENT else found
+        value = extra.get(name, _ABSENT) if isinstance(extra, Mapping) else _ABSENT
+    return default if value is _ABSENT else value
 
 
 def _own(section: object, name: str) -> Any:

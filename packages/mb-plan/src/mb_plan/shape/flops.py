@@ -9,7 +9,6 @@ Model Training on GPU Clusters Using Megatron-LM" (2021), appendix; Dao, "FlashA
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mb_plan.shape.adapters import AHEAD, OUTPUT, Adapters
@@ -161,7 +160,7 @@ class _Walk:
                 self.layer(letter, f"{name}.mtp_model_layer", self._positions(seq_length, position))
             self._logits()
             own, self.parts = sum(self.parts.values()), main
-            _add(self.parts, {"mtp": own})
+            self.parts["mtp"] = self.parts.get("mtp", 0.0) + own
         self._logits()
 
     def _positions(self, seq_length: float, number: int) -> float:
@@ -207,9 +206,4 @@ class _Walk:
         for product in projection_products(self.shape):
             own.flows = own.product(f"vision.{product.module}", product, flows=own.flows)
         self.flows = own.flows
-        _add(self.parts, {"encoder": sum(own.parts.values())})
-
-
-def _add(parts: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, number in more.items():
-        parts[name] = parts.get(name, 0.0) + number
+        self.parts["encoder"] = sum(own.parts.values())  # the first part that is counted

@@ -21,10 +21,9 @@ def fields_of_config(config: Config) -> dict[str, Any]:
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
         raise ModelFileError(
-            f"config.json: models of type {kind!r} are not known; known are {known}. Give the sizes as options "
-            "(--layers, --hidden, ...), or a YAML file with Megatron's fields."
+            f"config.json: models of type {kind!r} are not known; known are {', '.join(sorted(FAMILIES))}. Give "
+            "the sizes as options (--layers, --hidden, ...), or a YAML file with Megatron's fields."
         )
     if kind == "gpt2":
         return _gpt2(config)
@@ -34,12 +33,12 @@ def fields_of_config(config: Config) -> dict[str, Any]:
 
 
 def _size(config: Config, name: str) -> int:
-    found = config.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    size = config.get(name)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ModelFileError(
-            f"config.json: {name} is {found!r}, and must be a positive integer. Correct the file."
+            f"config.json: {name} is {size!r}, and must be a positive integer. Correct the file."
         )
-    return found
+    return size
 
 
 def _decoder(config: Config) -> dict[str, Any]:
@@ -102,10 +101,6 @@ def _alternating_window(config: Config) -> dict[str, Any]:
         }
     flags = [kind == "sliding_attention" for kind in kinds]
     return {"window_size": (width - 1, 0), "window_attn_skip_freq": flags}
-
-
-def _mistral(config: Config) -> dict[str, Any]:
-    return _window(config)
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
@@ -254,11 +249,11 @@ FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
     "llama": _llama,
-    "mistral": _mistral,
+    "mistral": _window,
     "mixtral": _mixtral,
     "nemotron_h": _nemotron_h,
     "olmo2": _olmo2,
-    "phi3": _mistral,
+    "phi3": _window,
     "qwen2": _qwen2,
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,

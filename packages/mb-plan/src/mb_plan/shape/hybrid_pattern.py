@@ -47,8 +47,8 @@ class HybridPattern:
         """
         parts, number = self.pattern.split("/")[0].split("|"), pp * vp
         if len(parts) == 1 and vp == 1 and len(parts[0]) % pp == 0:
-            each = len(parts[0]) // pp
-            parts = [parts[0][stage * each : (stage + 1) * each] for stage in range(pp)]
+            length = len(parts[0]) // pp
+            parts = [parts[0][stage * length : (stage + 1) * length] for stage in range(pp)]
         if len(parts) != number:
             raise PlanError(
                 f"model.hybrid_layer_pattern: {self.pattern!r} has {len(parts)} parts for {number} stages (pp={pp}, "

@@ -32,7 +32,7 @@ def reject_huge_model(size_of: Callable[[str], Any]) -> None:
     reject_more_than(larger, pp * vp, "stages", most=MAX_STAGES)
 
 
-def reject_more_than(name: str, number: int, things: str, *, most: int) -> None:
+def reject_more_than(name: str, number: int, unit: str, *, most: int) -> None:
     """Reject a number above `most`.
 
     Raises:
@@ -40,6 +40,6 @@ def reject_more_than(name: str, number: int, things: str, *, most: int) -> None:
     """
     if number > most:
         raise PlanError(
-            f"model.{name}: {number:,} {things} exceed the limit of {most:,}, because each is processed separately. "
+            f"model.{name}: {number:,} {unit} exceed the limit of {most:,}, because each is processed separately. "
             "Lower it."
         )

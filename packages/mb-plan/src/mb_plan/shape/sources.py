@@ -65,11 +65,9 @@ class RunSource:
     @property
     def missing(self) -> list[str]:
         """Sizes (`SIZES`) that every plan needs and that the source has not."""
-        known = {
-            **{name: read_field(self.model, name) for name in SIZES.values()},
-            "vocab_size": embedding_rows(self.sections),
-        }
-        return [name for name in NEEDED if known[SIZES[name]] is None]
+        sizes = {name: read_field(self.model, SIZES[name]) for name in NEEDED}
+        sizes["vocab"] = embedding_rows(self.sections)
+        return [name for name, size in sizes.items() if size is None]
 
     def with_sizes(self, **sizes: int | None) -> RunSource:
         """Return the source with other sizes (`SIZES`); the vocabulary of a run is that of its tokenizer."""
@@ -123,22 +121,22 @@ def read_file(path: Path) -> RunSource:
             f"{path}: is a shell script. Pass the command line that it starts, or convert it with "
             f"`mb-config import-args {path} --out run.yaml` and pass run.yaml."
         )
-    found = _json(path, content) if path.suffix == ".json" else _yaml(path, content)
+    settings = _json(path, content) if path.suffix == ".json" else _yaml(path, content)
     name = path.parent.name if path.name == "config.json" else path.stem
-    if "model_type" in found or "architectures" in found:
-        return RunSource(sections={"model": fields_of_config(found)}, name=name)
-    if "MODEL_ARGS" in found:
+    if "model_type" in settings or "architectures" in settings:
+        return RunSource(sections={"model": fields_of_config(settings)}, name=name)
+    if "MODEL_ARGS" in settings:
         raise ModelFileError(
             f"{path}: is a test case of Megatron-LM. Convert it with `mb-config import-args {path} --out run.yaml` and "
             "pass run.yaml."
         )
-    model = found.get("model", found)
+    model = settings.get("model", settings)
     if not isinstance(model, Mapping) or "num_layers" not in {*model, *(model.get("transformer") or {})}:
         raise ModelFileError(
             f"{path}: has neither a model_type, as a config.json of Hugging Face has, nor Megatron's field num_layers. "
             "Name another file."
         )
-    return RunSource(sections={"model": model} if model is found else found, name=name)
+    return RunSource(sections={"model": model} if model is settings else settings, name=name)
 
 
 def read_command_line(line: str | Sequence[str]) -> RunSource:
@@ -158,19 +156,19 @@ def read_command_line(line: str | Sequence[str]) -> RunSource:
 
 def _json(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content[: LARGEST + 1]) if len(content) <= LARGEST else None
+        settings = json.loads(content) if len(content) <= LARGEST else None
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: is not JSON ({error}). Name another file.") from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ModelFileError(f"{path}: has no settings at its top level. Name another file.")
-    return found
+    return settings
 
 
 def _yaml(path: Path, content: bytes) -> dict[str, Any]:
-    found = parse_settings(content, import_module("yaml"))
-    if found is None:
+    settings = parse_settings(content, import_module("yaml"))
+    if settings is None:
         raise ModelFileError(f"{path}: is no YAML file of settings. Name another file.")
-    return found
+    return settings
 
 
 def model_of_sizes(**sizes: int | None) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def render_sweep_chart(
     Returns:
         An SVG document, whose colours follow the light or dark mode of the viewer.
     """
-    shown = [each for each in points if limit_bytes is None or each.size <= _SHOWN * limit_bytes] or points
+    shown = [point for point in points if limit_bytes is None or point.size <= _SHOWN * limit_bytes] or points
     times = [point.seconds for point in shown]
     axes = _Axes(
         first=0.95 * min(times),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Protocol
 
@@ -94,7 +94,8 @@ def run_sweep(
     walk = _GridTraversal(sections=sections, facts=facts, axes=fixed)
     errors = [rule for rule in rules if rule.severity == "error"]
     touched = [(order, rule, _touched(rule, fixed)) for order, rule in enumerate(errors)]
-    always = tuple(order for order, rule, by in touched if not by and walk.rejects(rule, (0,) * len(fixed)))
+    anywhere = (0,) * len(fixed)
+    always = tuple(order for order, rule, by in touched if not by and walk.problems_at(rule, anywhere))
     for order, rule, by in touched:
         if by:
             walk.tests[by[-1]].append((order, walk.memoized(rule, by)))
@@ -113,11 +114,15 @@ def run_sweep(
         axes=fixed,
         passing=tuple(walk.passing),
         rejected=tuple(sorted(_merged(groups), key=lambda group: -group.count)),
-        problems={errors[order].id: walk.problem(errors[order], firsts[order]) for order in sorted(firsts)},
+        problems={
+            errors[order].id: walk.problems_at(errors[order], firsts[order])[0] for order in sorted(firsts)
+        },
     )
 
 
-def at_point(sections: Mapping[str, object], axes: Sequence[AxisLike], index: Index) -> dict[str, object]:
+def at_point(
+    sections: Mapping[str, object], axes: Sequence[AxisLike], index: Sequence[int]
+) -> dict[str, object]:
     """Return the sections at a point. Only sections that an axis changes are copied; `sections` is not modified."""
     changed = dict(sections)
     for axis, number in zip(axes, index, strict=True):
@@ -131,8 +136,8 @@ def _with(section: Any, keys: Sequence[str], value: object) -> Any:
     if not keys:
         return value
     if section is None or isinstance(section, Mapping):
-        known = dict(section or {})
-        return {**known, keys[0]: _with(known.get(keys[0]), keys[1:], value)}
+        fields = dict(section or {})
+        return {**fields, keys[0]: _with(fields.get(keys[0]), keys[1:], value)}
     alias = copy.copy(section)
     object.__setattr__(alias, keys[0], _with(getattr(section, keys[0], None), keys[1:], value))
     return alias
@@ -146,7 +151,7 @@ def _checked(axes: Iterable[AxisLike]) -> tuple[AxisLike, ...]:
                 f"{axis.path}: has no values to sweep over, because the list is empty. Give at least one."
             )
         for other in fixed[:number]:
-            if _related(axis.path, other.path):
+            if _overlap(axis.path, other.path):
                 raise ValueError(
                     f"{axis.path}: is on two axes (with {other.path}), because a point sets a field once. Remove one "
                     "of the two."
@@ -154,14 +159,14 @@ def _checked(axes: Iterable[AxisLike]) -> tuple[AxisLike, ...]:
     return fixed
 
 
-def _related(one: str, two: str) -> bool:
+def _overlap(path: str, other: str) -> bool:
     """Return True if two paths are equal, or one contains the other."""
-    return one == two or one.startswith(f"{two}.") or two.startswith(f"{one}.")
+    return path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
 
 
 def _touched(rule: Rule, axes: Sequence[AxisLike]) -> tuple[int, ...]:
     return tuple(
-        number for number, axis in enumerate(axes) if any(_related(path, axis.path) for path in rule.fields)
+        number for number, axis in enumerate(axes) if any(_overlap(path, axis.path) for path in rule.fields)
     )
 
 
@@ -169,11 +174,10 @@ def _merged(groups: Iterable[RejectedGroup]) -> list[RejectedGroup]:
     """Merge groups with equal ids, as several rules may share one id."""
     merged: dict[tuple[str, ...], RejectedGroup] = {}
     for group in groups:
-        known = merged.get(group.rules)
-        count, first = (
-            (group.count, group.first) if known is None else (known.count + group.count, known.first)
-        )
-        merged[group.rules] = RejectedGroup(rules=group.rules, count=count, first=first)
+        earlier = merged.get(group.rules)
+        if earlier is not None:
+            group = replace(earlier, count=earlier.count + group.count)
+        merged[group.rules] = group
     return list(merged.values())
 
 
@@ -201,8 +205,8 @@ class _GridTraversal:
         tests = self.tests[depth]
         for number in range(len(self.axes[depth].values)):
             index[depth] = number
-            found = [order for order, rejects in tests if rejects(index)]
-            self.visit(depth + 1, index, (*violated, *found) if found else violated)
+            further = [order for order, rejects in tests if rejects(index)]
+            self.visit(depth + 1, index, (*violated, *further) if further else violated)
 
     def _arrive(self, index: Index, violated: tuple[int, ...]) -> None:
         if not violated:
@@ -215,15 +219,15 @@ class _GridTraversal:
     def memoized(self, rule: Rule, by: tuple[int, ...]) -> Callable[[list[int]], bool]:
         """Return a function that tests a point and caches the result for each combination of the axes `by`."""
         evaluate = self._evaluate(rule)
-        known: dict[object, bool] = {}
+        results: dict[object, bool] = {}
         only = by[0] if len(by) == 1 else None
 
         def rejects(index: list[int]) -> bool:
             key = index[only] if only is not None else tuple([index[number] for number in by])
-            answer = known.get(key)  # most points differ only in axes that the rule does not read
-            if answer is None:
-                answer = known[key] = evaluate(index)
-            return answer
+            result = results.get(key)  # most points differ only in axes that the rule does not read
+            if result is None:
+                result = results[key] = evaluate(index)
+            return result
 
         return rejects
 
@@ -234,11 +238,12 @@ class _GridTraversal:
         """
         axis_numbers = {axis.path: number for number, axis in enumerate(self.axes)}
         if not all(self._plain(path, axis_numbers) for path in rule.fields):
-            return lambda index: self.rejects(rule, index)
-        known = {name: it for name, it in self._known((0,) * len(self.axes)).items() if it is not None}
-        if not applies(rule, known):
+            return lambda index: bool(self.problems_at(rule, index))
+        sections, facts = self._at((0,) * len(self.axes))
+        fixed = {**sections, "facts": facts}
+        if not applies(rule, fixed):
             return lambda index: False
-        values = {path: None if path in axis_numbers else value_at(path, known) for path in rule.fields}
+        values = {path: None if path in axis_numbers else value_at(path, fixed) for path in rule.fields}
         moving = [
             (path, axis_numbers[path], self.axes[axis_numbers[path]].values)
             for path in rule.fields
@@ -255,22 +260,17 @@ class _GridTraversal:
     def _plain(self, path: str, axis_numbers: Mapping[str, int]) -> bool:
         """Return True if a path is an axis and always set, or is not affected by any axis."""
         if path not in axis_numbers:
-            return not any(_related(path, axis.path) for axis in self.axes)
+            return not any(_overlap(path, axis.path) for axis in self.axes)
         section, _, leaf = path.partition(".")
         return bool(leaf) and (section != "facts" or None not in self.axes[axis_numbers[path]].values)
 
-    def _known(self, index: Index) -> dict[str, object]:
-        return at_point({**self.sections, "facts": self.facts}, self.axes, index)
+    def _at(self, index: Sequence[int]) -> tuple[dict[str, object], Mapping[str, object]]:
+        """Return the sections that are set, and the facts, at a point."""
+        sections = at_point({**self.sections, "facts": self.facts}, self.axes, index)
+        facts: Any = sections.pop("facts")
+        return {name: section for name, section in sections.items() if section is not None}, facts
 
-    def _found(self, rule: Rule, index: Index) -> list[Problem]:
-        known = self._known(index)
-        facts: Any = known.pop("facts")
-        return check({name: it for name, it in known.items() if it is not None}, [rule], facts=facts)
-
-    def rejects(self, rule: Rule, index: Sequence[int]) -> bool:
-        """Return True if the rule rejects a point."""
-        return bool(self._found(rule, tuple(index)))
-
-    def problem(self, rule: Rule, index: Index) -> Problem:
-        """Return the problem of a rule at a point that it rejects."""
-        return self._found(rule, index)[0]
+    def problems_at(self, rule: Rule, index: Sequence[int]) -> list[Problem]:
+        """Return the problems that a rule reports at a point."""
+        sections, facts = self._at(index)
+        return check(sections, [rule], facts=facts)

@@ -18,7 +18,7 @@ from math import ceil
 from typing import Any, Literal
 
 from mb_plan.errors import ModelFileError, PlanError
-from mb_plan.memory.pipeline_schedule import batch_sizes
+from mb_plan.memory.pipeline_schedule import UNITS, batch_sizes
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.shape.model_shape import read_shape
@@ -55,7 +55,6 @@ _SPLIT = (
     "microbatch_group_size_per_vp_stage",
 )
 """Fields of the model that belong to its layout."""
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _CURRENT: Mapping[str, Mapping[str, Any]] = {
     "model": {
         "hidden_dropout": 0.0,
@@ -175,7 +174,7 @@ def describe_run(
         read_field(source.sections.get("dataset"), "seq_length"),
         read_field(source.model, "seq_length"),
     )
-    length = seq_length or next((each for each in lengths if each), SEQ_LENGTH)
+    length = seq_length or next((length for length in lengths if length), SEQ_LENGTH)
     train = source.sections.get("train")
     batch = global_batch_size or read_field(train, "global_batch_size")
     assumed = batch is None and not source.has_layout
@@ -214,10 +213,13 @@ def _without_layout(source: RunSource) -> RunSource:
 
 def _settings(source: RunSource, precision: Precision | None, *, batch: int | None) -> dict[str, Any]:
     """Return the sections of a source in a precision, without the growth of a batch that is given."""
-    found = source.sections
+    sections = source.sections
     assumed = {} if source.has_layout else _CURRENT
-    settings = {**found, **{name: {**assumed.get(name, {}), **(found.get(name) or {})} for name in _CURRENT}}
-    recipe = found.get("mixed_precision")
+    settings = {
+        **sections,
+        **{name: {**assumed.get(name, {}), **(sections.get(name) or {})} for name in _CURRENT},
+    }
+    recipe = sections.get("mixed_precision")
     if recipe is not None and precision is None and source.has_layout:
         raise PlanError(
             f"mixed_precision: is {recipe!r}, a recipe that only the trainer resolves. Pass --precision, or use "
@@ -261,10 +263,10 @@ def read_amount(text: str) -> float:
     Raises:
         ModelFileError: The text has another form.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,3})?)([KMBT]?)", text.strip(), re.IGNORECASE)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,3})?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
         raise ModelFileError(f"--tokens: {text!r} is not a number of tokens. Write 15T, 300B or 1.4e12.")
-    return float(found[1]) * _UNITS[found[2].upper()]
+    return float(match[1]) * UNITS[match[2].upper()]
 
 
 def plan_layout(run: RunDescription, layout: Mapping[str, Any]) -> SweptPoint:

@@ -152,10 +152,10 @@ def predicted_speed(
         return {}
     try:
         plan = make_plan(sections, world_size=world_size, vocab_size=vocab_size)
-        found = predict(sections, plan, gpu=gpu)
+        prediction = predict(sections, plan, gpu=gpu)
     except PlanError:  # `plan` reports the reason
         return {}
-    return {PREDICTED_SPEED: round(found.tokens_per_second_per_gpu, 1)}
+    return {PREDICTED_SPEED: round(prediction.tokens_per_second_per_gpu, 1)}
 
 
 def _settings(sections: Mapping[str, object], plan: ResourcePlan, gpu: str) -> StepSettings:
@@ -239,8 +239,8 @@ def _parts(terms: StepTerms, coefficients: Mapping[str, float]) -> dict[str, flo
         * (terms.microbatches * terms.microbatch.get(name, 0.0) + terms.step.get(name, 0.0))
         for name in TERMS
     }
-    one = sum(coefficients[name] * value for name, value in terms.microbatch.items())
-    return {name: value for name, value in {**busy, WAITING: terms.waiting * one}.items() if value}
+    microbatch = sum(coefficients[name] * value for name, value in terms.microbatch.items())
+    return {name: value for name, value in {**busy, WAITING: terms.waiting * microbatch}.items() if value}
 
 
 def kind_of(shape: ModelShape, *, frozen: bool = False) -> str:
@@ -257,25 +257,25 @@ def _published_error(gpu: str, precision: str, kind: str) -> tuple[UnseenRunErro
 
     Without such runs they are those of all runs, each predicted without the runs on its GPU.
     """
-    found = fitted()
-    kept_back = found["errors"]["kept_back"]
-    for group in found["errors_by_group"]:
+    fit = fitted()
+    kept_back = fit["errors"]["kept_back"]
+    for group in fit["errors_by_group"]:
         if (group["gpu"], group["precision"], group["kind"]) == (gpu, precision, kind):
             errors, of, (low, high) = group, f"{gpu} in {precision}, {kind}", group["range"]
             break
     else:
-        errors, of = {**found["errors"]["gpu_left_out"], "runs": found["runs"]}, "all GPUs"
-        low, high = found["unseen_range"]
+        errors, of = {**fit["errors"]["gpu_left_out"], "runs": fit["runs"]}, "all GPUs"
+        low, high = fit["unseen_range"]
     error = UnseenRunErrors(
         runs=errors["runs"],
         of=of,
         left_out="gpu" if of == "all GPUs" else "model",
         median=errors["median"],
         within_25_percent=errors["within_25_percent"],
-        never_fitted=found["runs"] - found["fitted_runs"],
+        never_fitted=fit["runs"] - fit["fitted_runs"],
         never_fitted_median=kept_back["median"],
         never_fitted_within_25_percent=kept_back["within_25_percent"],
-        releases=tuple(found["releases"]),
+        releases=tuple(fit["releases"]),
     )
     return error, (low, high)
 

@@ -210,8 +210,8 @@ def step_seconds(terms: StepTerms, coefficients: Mapping[str, float]) -> float:
 def fitted() -> Mapping[str, Any]:
     """Return the result of the fit: coefficients and errors."""
     text = files("mb_plan.time").joinpath("fit.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    fit: dict[str, Any] = json.loads(text)
+    return fit
 
 
 def coefficients_of(gpu: str) -> dict[str, float]:

@@ -34,6 +34,16 @@ TABLE = [
         {"V247"},
         {"train.train_samples": 800},
     ),
+    (
+        {
+            "train.train_iters": None,
+            "train.train_samples": 4,
+            "train.step_batch_size_schedule": "0:8 64:16",
+            "scheduler.lr_warmup_iters": 0,
+        },
+        {"V247"},
+        {"train.train_samples": 800},
+    ),
     ({"train.train_iters": -1, "scheduler.lr_warmup_iters": 0}, {"TR01", "V204"}, {"train.train_iters": 1}),
     ({"train.train_iters": None, "train.num_epochs": -2.0}, {"V058"}, {"train.num_epochs": 2.0}),
     (

@@ -38,7 +38,7 @@ from mb_config.mcore_defaults import drift, drift_from_data, installed_version  
 from mb_config.mcore_defaults import main as mcore_defaults  # noqa: E402
 from mb_config.megatron_defaults import MegatronField, versions  # noqa: E402
 from mb_config.rules.precision import DTYPES  # noqa: E402
-from mb_config.schedules.batch_stages import scheduled_stages, steps_until  # noqa: E402
+from mb_config.schedules.batch_stages import scheduled_stages, steps_within  # noqa: E402
 
 
 def test_the_data_of_megatrons_classes_matches_the_installed_version(monkeypatch):
@@ -332,14 +332,16 @@ def test_lengths_passed_to_megatrons_scheduler(train, scheduler, expected):
     seq_length=st.integers(1, 9),
 )
 def test_the_steps_of_a_schedule_are_those_of_megatrons_calculator(sizes, apart, samples, seq_length):
-    """The loop of Megatron-LM's `update_train_iters`, over Megatron Core's own calculator."""
+    """A loop over Megatron Core's own calculator, up to the first batch that is beyond the samples."""
     from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
     text = " ".join(f"{number * apart * seq_length}:{size}" for number, size in enumerate(sizes))
     calculator = StepBatchsizeNumMicroBatchesCalculator(1, 1, False, 1, text, seq_length)
     iterations = consumed = 0
-    while consumed < samples:
+    while True:
         calculator.update(consumed, consistency_check=False)
         consumed += calculator.get_current_global_batch_size()
+        if consumed > samples:
+            break
         iterations += 1
-    assert steps_until(samples, scheduled_stages(text, seq_length=seq_length)) == iterations
+    assert steps_within(samples, scheduled_stages(text, seq_length=seq_length)) == iterations

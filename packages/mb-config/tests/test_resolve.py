@@ -276,7 +276,7 @@ def test_epochs_and_another_number_of_steps_are_a_conflict(make, facts, part):
 
 
 def scheduled(**values):
-    """A schedule of 4 steps of 8 and 10 of 16: 192 sequences of 8 tokens, of which the last batch exceeds 185."""
+    """A schedule of 4 steps of 8 and 9 of 16: 176 of 185 sequences of 8 tokens, and 9 that are less than a batch."""
     text = f"0:8 {32 * 8}:16"
     return TrainingConfig(train_samples=185, step_batch_size_schedule=text, micro_batch_size=2, **values)
 
@@ -288,7 +288,11 @@ def test_samples_of_a_schedule_set_the_steps(make, batch, evaluated):
     config.train.finalize()
     assert config.train.train_iters is None  # the sequence length is the model's
     changes = runtime_config_update(config, world_size=2)
-    assert {change.field: change.new for change in changes}["train.train_iters"] == 4 + 10
+    [length] = [change for change in changes if change.field == "train.train_iters"]
+    assert (length.new, length.why) == (
+        4 + 9,
+        "V057: the steps with a full batch in train_samples; the last 9 samples fill none and are left out",
+    )
     assert config.train.global_batch_size == batch
     assert config.validation.eval_global_batch_size == evaluated
     assert (config.scheduler.lr_decay_steps, config.scheduler.wd_incr_steps) == (185, 185)
@@ -297,16 +301,16 @@ def test_samples_of_a_schedule_set_the_steps(make, batch, evaluated):
 
 
 def test_samples_of_a_schedule_and_another_number_of_steps_are_a_conflict(make):
-    config = make(train=scheduled(train_iters=13), scheduler=SchedulerConfig())
+    config = make(train=scheduled(train_iters=14), scheduler=SchedulerConfig())
     config.model.seq_length = 8
     with pytest.raises(ConfigError) as rejected:
         runtime_config_update(config, world_size=2)
     [problem] = rejected.value.problems
     assert (problem.id, problem.message) == (
         "V056",
-        "is 13, and train.train_samples is 185, which is 14 steps of the schedule",
+        "is 14, and train.train_samples is 185, which is 13 steps with a full batch",
     )
-    config.train.train_iters = 14
+    config.train.train_iters = 13
     runtime_config_update(config, world_size=2)
 
 

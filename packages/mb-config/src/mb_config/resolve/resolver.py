@@ -19,7 +19,7 @@ from mb_config.resolve.state import Change, Priority, ResolverState
 from mb_config.rules import batch_sizes, schedule
 from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES, MOVED
-from mb_config.schedules.batch_stages import scheduled_stages, steps_until, steps_within
+from mb_config.schedules.batch_stages import scheduled_stages, sequences_in, steps_within, unscheduled_stages
 from mb_config.schedules.learning_rate import epoch_iterations, scheduler_steps, weight_decays
 from mb_schema.rules import NOTHING, Problem
 
@@ -275,35 +275,31 @@ def _length(state: ResolverState, facts: Mapping[str, object]) -> None:
         _epochs(state, facts.get(TRAINING_SAMPLES))
     elif wrong or train.train_samples is None or _batch_problems(state, facts):
         return
-    elif train.step_batch_size_schedule is not None:
-        _length_of_schedule(state)
     else:
-        state.set(
-            "train.train_iters",
-            steps_within(
-                train.train_samples, global_batch_size=train.global_batch_size, ramp=train.rampup_batch_size
-            ),
-            rule="V057",
-            why="the steps with a full batch in train_samples",
-        )
+        _full_batches(state)
 
 
-def _length_of_schedule(state: ResolverState) -> None:
+def _full_batches(state: ResolverState) -> None:
     """Compute the number of steps from that of the samples. A number of steps that the user set as well must be it."""
     train, path = state.config.train, "train.train_iters"
-    stages = scheduled_stages(train.step_batch_size_schedule, seq_length=state.get("model.seq_length"))
-    steps = steps_until(train.train_samples, stages)
+    if train.step_batch_size_schedule is not None:
+        stages = scheduled_stages(train.step_batch_size_schedule, seq_length=state.get("model.seq_length"))
+    else:
+        stages = unscheduled_stages(global_batch_size=train.global_batch_size, ramp=train.rampup_batch_size)
+    steps = steps_within(train.train_samples, stages)
+    rest = train.train_samples - sequences_in(steps, stages)
     if state.priority(path) > Priority.COMPUTED and train.train_iters not in (None, steps):
         state.conflict(
             (path, "train.train_samples", "train.step_batch_size_schedule"),
             rule="V056",
             message=f"is {train.train_iters}, and train.train_samples is {train.train_samples}, which is {steps} steps "
-            "of the schedule",
+            "with a full batch",
             why="both set the end of the training",
             fix=f"Set one of the two to null, such as {path}=null.",
         )
     else:
-        state.set(path, steps, rule="V057", why="the steps of the schedule that read train_samples")
+        left_out = f"; the last {rest} samples fill none and are left out" if rest else ""
+        state.set(path, steps, rule="V057", why=f"the steps with a full batch in train_samples{left_out}")
 
 
 def _epochs(state: ResolverState, size: object) -> None:

@@ -159,14 +159,15 @@ def _schedule_divides(step_batch_size_schedule, micro_batch_size, world_size, tp
 @train_rule(
     "V247",
     why="incomplete batches are dropped, so that no step would be trained",
-    fix="Lower train.global_batch_size or raise train.train_samples.",
+    fix="Lower the batch size or raise train.train_samples.",
     fails={"train_samples": 100, "global_batch_size": 128},
     passes={"train_samples": 1000},
 )
 def _less_than_one_batch(train_samples, global_batch_size, rampup_batch_size, step_batch_size_schedule):
     first = rampup_batch_size[0] if rampup_batch_size else global_batch_size
-    if step_batch_size_schedule is not None:  # the last batch is always read
-        return None
+    if step_batch_size_schedule is not None:
+        valid = is_valid_schedule(step_batch_size_schedule)  # a wrong one is reported by itself
+        first = scheduled_stages(step_batch_size_schedule)[0].size if valid else None
     if train_samples is None or first is None or train_samples <= 0 or train_samples >= first:
         return None
     return f"{train_samples} sequences are less than one batch of {first}"

@@ -6,7 +6,7 @@ from functools import partial
 
 from mb_config.rules.batch_sizes import is_valid_ramp
 from mb_config.rules.formatting import format_assignments, format_value
-from mb_config.schedules.batch_stages import steps_within
+from mb_config.schedules.batch_stages import steps_within, unscheduled_stages
 from mb_schema.rule_kinds import in_range, rules_for_each, section_rule
 from mb_schema.rules import Rule
 
@@ -45,7 +45,9 @@ def _length_not_set_once(
         and global_batch_size
         and num_epochs is None
         and train_iters
-        == steps_within(train_samples, global_batch_size=global_batch_size, ramp=rampup_batch_size)
+        == steps_within(
+            train_samples, unscheduled_stages(global_batch_size=global_batch_size, ramp=rampup_batch_size)
+        )
     ):
         return None
     # resolving compares the steps with the epochs, for which it needs the size of the dataset, and with the samples of

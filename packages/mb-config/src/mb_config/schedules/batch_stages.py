@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -58,6 +58,13 @@ def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[BatchSta
     )
 
 
+def unscheduled_stages(*, global_batch_size: int, ramp: list[int] | None) -> tuple[BatchStage, ...]:
+    """Return the stages of a batch size without a schedule: `growing_stages` of a ramp-up, or one."""
+    if ramp is None:
+        return (BatchStage(0, global_batch_size),)
+    return growing_stages(ramp, global_batch_size=global_batch_size)
+
+
 def sequences_in(steps: int, stages: Sequence[BatchStage], *, unit: int = 1) -> int:
     """Return the sequences in the first `steps` steps, whose batches are rounded down to multiples of `unit`."""
     consumed, left = 0, steps
@@ -68,19 +75,8 @@ def sequences_in(steps: int, stages: Sequence[BatchStage], *, unit: int = 1) -> 
     return consumed + left * (stages[-1].size // unit * unit)
 
 
-def steps_until(sequences: int, stages: Sequence[BatchStage]) -> int:
-    """Return the number of steps after which at least so many sequences are consumed, as Megatron-LM counts them.
-
-    The last step of a schedule reads a full batch, part of which may be beyond `sequences`.
-    """
-    return bisect_left(range(sequences), sequences, key=lambda steps: sequences_in(steps, stages))
-
-
-def steps_within(sequences: int, *, global_batch_size: int, ramp: list[int] | None = None) -> int:
+def steps_within(sequences: int, stages: Sequence[BatchStage]) -> int:
     """Return the number of steps in at most so many sequences: a last batch that is not full is left out."""
-    if ramp is None:
-        return sequences // global_batch_size
-    stages = growing_stages(ramp, global_batch_size=global_batch_size)
     return bisect_right(range(1, sequences + 1), sequences, key=lambda steps: sequences_in(steps, stages))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mb_config.schedules.batch_stages import BatchStage, growing_stages, scheduled_stages, sequences_in
+from mb_config.schedules.batch_stages import BatchStage, scheduled_stages, sequences_in, unscheduled_stages
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.training import TrainingConfig
@@ -221,10 +221,7 @@ def _shape(style: str, ratio: float) -> float:
 def _stages(train: TrainingConfig, *, seq_length: int | None) -> tuple[BatchStage, ...]:
     if train.step_batch_size_schedule is not None:
         return scheduled_stages(train.step_batch_size_schedule, seq_length=seq_length)
-    batch = _batch(train)
-    if train.rampup_batch_size is not None:
-        return growing_stages(train.rampup_batch_size, global_batch_size=batch)
-    return (BatchStage(0, batch),)
+    return unscheduled_stages(global_batch_size=_batch(train), ramp=train.rampup_batch_size)
 
 
 def _batch(train: TrainingConfig) -> int:

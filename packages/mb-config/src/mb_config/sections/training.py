@@ -10,7 +10,7 @@ from mb_config.container.section import Section, assign_computed
 from mb_config.preflight.problems import reject
 from mb_config.rules.batch_sizes import RAMP_UP
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.schedules.batch_stages import steps_within
+from mb_config.schedules.batch_stages import steps_within, unscheduled_stages
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class TrainingConfig(Section):
 
     train_samples: int | None = None
     """Sequences of the training, including restarts, as an alternative to `train_iters`. A last batch that is not full
-    is left out; under a `step_batch_size_schedule` it is read completely, as in Megatron-LM."""
+    is left out."""
 
     num_epochs: float | None = None
     """Epochs over fine-tuning data, as an alternative to `train_iters`; fractions are allowed. Resolving computes
@@ -126,10 +126,8 @@ class TrainingConfig(Section):
         reject({"train": self}, (*LENGTH_RULES, RAMP_UP))
         constant = self.step_batch_size_schedule is None
         if constant and self.train_samples is not None and self.global_batch_size is not None:
-            steps = steps_within(
-                self.train_samples, global_batch_size=self.global_batch_size, ramp=self.rampup_batch_size
-            )
-            assign_computed(self, "train_iters", steps)
+            stages = unscheduled_stages(global_batch_size=self.global_batch_size, ramp=self.rampup_batch_size)
+            assign_computed(self, "train_iters", steps_within(self.train_samples, stages))
 
 
 @dataclass(kw_only=True)

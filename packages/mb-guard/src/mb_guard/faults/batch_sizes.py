@@ -131,6 +131,8 @@ def complete_batches(update_train_iters: Function) -> Function:
             f"while consumed_samples < args.train_samples:\n{update}",
             f"while True:\n{update}"
             "            if consumed_samples + get_current_global_batch_size() > args.train_samples:\n"
+            "                print_rank_0(f'mb-guard: the last {args.train_samples - consumed_samples} of "
+            "--train-samples are not a full batch and are left out')\n"
             "                break\n",
         ),
     )

@@ -5,6 +5,10 @@ import re
 import pytest
 from runs import metrics, train_here
 
+from mb_models import MambaModelConfig
+from mb_trainer import pretrain
+from mb_trainer.requests import read_request
+
 SMALL = [
     "sft_tiny",
     "tokenizer.tokenizer_type=ByteTokenizer",
@@ -97,3 +101,33 @@ def test_packs_teach_what_their_samples_do(small, tmp_path):
     assert losses(tmp_path / "in_batch") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
     rows, packs = (re.findall(r"4 steps, ([0-9,]+) tokens", text) for text in logs)
     assert rows == packs != []
+
+
+def test_packs_teach_a_hybrid_what_their_samples_do(small, tmp_path):
+    words = [*small, "train.train_iters=2", "validation.eval_interval=null", "validation.eval_iters=0"]
+    sizes = {
+        "rows": ["train.global_batch_size=28", "train.micro_batch_size=28"],
+        "packs": [
+            "dataset.packed_sequence_specs={packed_sequence_size: 64}",
+            "train.global_batch_size=14",
+            "train.micro_batch_size=1",
+        ],
+    }
+    for name, size in sizes.items():
+        request = read_request([*words, *size])
+        request.config.model = MambaModelConfig(
+            hybrid_layer_pattern="M*",
+            num_layers=2,
+            hidden_size=32,
+            num_attention_heads=4,
+            mamba_state_dim=8,
+            mamba_head_dim=8,
+            mamba_num_groups=2,
+            seq_length=64,
+            transformer_impl="local",
+            calculate_per_token_loss=True,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+        )
+        pretrain(request.config, name=request.name, out=tmp_path / name, environment={})
+    assert losses(tmp_path / "packs") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)

@@ -189,7 +189,8 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
             ({"tokenizer_model_name": "llama"},),
             "tokenizer_model_name=llama, which would have no effect",
         ),
-        ("D75", ({}, "M*", None, None, None), "model.hybrid_layer_pattern=M*"),
+        ("D75", ({}, 8, None, None), "model.decoder_seq_length=8"),
+        ("D122", ({}, "M*", 2), "hybrid_layer_pattern=M* and context_parallel_size=2"),
         ("V047", (None, False, {}, None), "is None"),
     ],
 )

@@ -70,6 +70,25 @@ def gated_delta(length, chunk):
     return largest_differences(gated_delta_scan, gated_delta_recurrence, inputs, chunk=chunk)
 
 
+def packed_mamba():
+    """Return the difference of packs from their sequences in rows, and the gradient of one by the one before it."""
+    torch.manual_seed(0)
+    heads, width, states, lengths = 3, 4, 2, (5, 1, 7)
+    mixed = heads * width + 2 * states
+    weights = [torch.randn(*size, **DOUBLE) for size in ((mixed, 4), (mixed,), (heads,))]
+    weights += [-torch.rand(heads, **DOUBLE), torch.randn(heads, **DOUBLE)]
+    numbers = torch.arange(3).repeat_interleave(torch.tensor(lengths)).expand(2, -1)
+
+    def layer(tokens, **options):
+        return mamba_split_conv1d_scan_combined(tokens, *weights, 4, headdim=width, **options)
+
+    tokens = torch.randn(2, sum(lengths), heads * width + mixed + heads, **DOUBLE).requires_grad_()
+    packed = layer(tokens, seq_idx=numbers)
+    alone = [layer(part) for part in tokens.split(lengths, dim=1)]
+    gradient = torch.autograd.grad(packed[:, 5:].sum(), tokens)[0][:, :5]
+    return (packed - torch.cat(alone, dim=1)).abs().max().item(), gradient.abs().max().item()
+
+
 def against_megatrons_gated_delta_rule():
     torch.manual_seed(0)
     query, key = (normalize(torch.randn(2, 100, 3, 16), dim=-1) for _ in range(2))
@@ -89,9 +108,7 @@ def short_vectors_in_float16():
 def unsupported(case):
     """Call a substitute with an argument that only the kernel supports."""
     ones = torch.ones(1, 4, 2, 2)
-    if case == "packed Mamba":
-        mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, seq_idx=ones)
-    elif case == "activation":
+    if case == "activation":
         mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, activation="relu")
     elif case == "state of Mamba":
         mamba_chunk_scan_combined(

@@ -50,6 +50,8 @@ MODELS: Mapping[str, FamilyCase] = {
     ),
     "hybrid": FamilyCase(family="hybrid", model=SEQUENCES),
     "hybrid MTP": FamilyCase(family="hybrid", model={**SEQUENCES, "hybrid_layer_pattern": "MG*-E/*E"}),
+    "Mamba": FamilyCase(family="hybrid", model={**SEQUENCES, "hybrid_layer_pattern": "M*-ME"}),
+    "Mamba MTP": FamilyCase(family="hybrid", model={**SEQUENCES, "hybrid_layer_pattern": "M*-ME/*M"}),
     "T5": FamilyCase(family="T5"),
     "MIMO": FamilyCase(family="MIMO"),
     "LoRA": FamilyCase(family="LoRA"),
@@ -96,6 +98,10 @@ IN_EVERY_RUN = (
 """Cuts over several ranks that also run outside of the matrix: model, layout and form."""
 
 
+GATED_DELTA = ("hybrid", "hybrid MTP")
+"""Models with gated-delta layers."""
+
+
 def applies(model: str, cut: Cut) -> bool:
     """Return whether a model supports a cut."""
     row, layout = MODELS[model], cut.layout
@@ -105,8 +111,14 @@ def applies(model: str, cut: Cut) -> bool:
         return "hybrid_layer_pattern" in layout and model == "hybrid"
     if kind in ("t5", "mimo") and (cut.form != "padded" or staged):
         return False
-    if (kind == "t5" and "context_parallel_size" in layout) or (kind == "hybrid" and cut.form == "packs"):
+    if kind == "t5" and "context_parallel_size" in layout:
         return False
+    if (
+        kind == "hybrid"
+        and cut.form == "packs"
+        and (model in GATED_DELTA or "context_parallel_size" in layout)
+    ):
+        return False  # Megatron Core packs them on a GPU only
     if kind == "hybrid" and split and "context_parallel_size" in layout:
         return False  # too few heads
     if not experts and "expert_model_parallel_size" in layout:

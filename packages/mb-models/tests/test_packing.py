@@ -6,6 +6,7 @@ from itertools import repeat
 import pytest
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.packed_seq_params import PackedSeqParams
 from tiny_training import prepare, start
 
 from mb_host.megatron.layers import host_block_spec
@@ -161,6 +162,8 @@ def test_an_intermediate_stage_reads_only_the_boundaries():
     assert batch.packed_seq_params.qkv_format == "thd"
     assert batch.packed_seq_params.cu_seqlens_q.tolist() == [0, 13, 18, 27, 30, 32, 32]
     assert batch.packed_seq_params.max_seqlen_kv == 13
+    megatrons = PackedSeqParams(cu_seqlens_q=batch.packed_seq_params.cu_seqlens_q, total_tokens=32)
+    assert torch.equal(batch.packed_seq_params.seq_idx, megatrons.seq_idx)
 
 
 class TwoRanks:

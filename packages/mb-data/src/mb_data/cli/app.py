@@ -150,7 +150,8 @@ def stats(
     """Print numbers and lengths of documents, and the share of each part of a blend.
 
     Weights are those of dataset.data_path; without weights, shares are in proportion to the numbers of tokens. With
-    --train-iters, --global-batch-size and --seq-length, also print how many times a run reads each part.
+    --train-iters, --global-batch-size and --seq-length, also print how many times a run reads each part if it trains on
+    all documents; with dataset.split=90,10,0 divide by 0.9.
     """
     sizes = (train_iters, global_batch_size, seq_length)
     if any(sizes) and not all(sizes):

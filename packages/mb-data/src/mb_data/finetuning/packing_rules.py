@@ -16,7 +16,6 @@ dataset_rule = partial(section_rule, "dataset")
 _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_batch"
 
 _NOT_PACKED: Mapping[str, tuple[Any, ...]] = {
-    "model.hybrid_layer_pattern": (),
     "model.decoder_seq_length": (),
     "model.image_token_id": (),
     "model.softmax_type": ("vanilla",),
@@ -45,6 +44,19 @@ def _first_set(allowed: Mapping[str, tuple[Any, ...]], values: tuple[Any, ...]) 
         if value is not None and value not in fine
     ]
     return f"is set with {requested[0]}" if requested else None
+
+
+def _hybrid_layers(packed, model__hybrid_layer_pattern, cp):
+    pattern = model__hybrid_layer_pattern
+    if packed in (None, False) or pattern is None:
+        return None
+    if "G" in pattern:
+        return f"is set with gated-delta layers (hybrid_layer_pattern={pattern})"
+    return (
+        f"is set with hybrid_layer_pattern={pattern} and context_parallel_size={cp}"
+        if (cp or 1) > 1
+        else None
+    )
 
 
 def _local_attention(packed, model__transformer_impl, *, cpu):
@@ -79,7 +91,12 @@ def _one_sample(pack_sequences_in_batch, train__micro_batch_size):
 
 
 _BOUNDARIES = (
-    "operations that mix tokens need the boundaries of the samples, and only those of GPT models receive them"
+    "operations that mix tokens need the boundaries of the samples, and only those of GPT models and hybrids receive "
+    "them"
+)
+_KERNELS = (
+    "Megatron Core packs gated-delta layers, and hybrids under context parallelism, with kernels of a GPU that are not "
+    "tested here against separate samples"
 )
 _LOCAL = "Megatron Core's local attention does not support packed sequences"
 
@@ -146,8 +163,19 @@ RULES: tuple[Rule, ...] = (
         _cannot_be_packed,
         why=_BOUNDARIES,
         fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
-        fails=({}, None, None, None, "learnable"),
-        passes=({}, None, None, None, "vanilla"),
+        fails=({}, None, None, "learnable"),
+        passes=({}, None, None, "vanilla"),
+    ),
+    *(
+        dataset_rule(
+            id,
+            paths={"packed": path},
+            why=_KERNELS,
+            fix=f"Remove G from model.hybrid_layer_pattern, set model.context_parallel_size=1, or set {path}={off}.",
+            fails={"packed": on, "model__hybrid_layer_pattern": "MG*-"},
+            passes={"model__hybrid_layer_pattern": "M*-"},
+        )(_hybrid_layers)
+        for id, path, on, off in (("D122", _PACKS, {}, "null"), ("D123", _IN_BATCH, True, "false"))
     ),
     requires(
         "D76",
@@ -183,8 +211,8 @@ RULES: tuple[Rule, ...] = (
         _cannot_differ,
         why=f"{_BOUNDARIES}; the length of a micro-batch differs from step to step",
         fix="Set dataset.pack_sequences_in_batch=false, or the other field to its default.",
-        fails=(True, None, None, None, None, "local", None),
-        passes=(True, None, None, None, None, "none", None),
+        fails=(True, None, None, None, "local", None),
+        passes=(True, None, None, None, "none", None),
     ),
     _gathered_experts,
     dataset_rule(

@@ -37,7 +37,8 @@ class PrefixStats:
     sources: dict[str, float]
     """Share of each input file in the tokens, the largest first; empty for a pair."""
     epochs: float | None
-    """Mean number of times that a run reads each token; None if the number of tokens of the run is not known."""
+    """Mean number of times that a run reads each token, if it trains on all documents (`dataset.split`); None if the
+    number of tokens of the run is not known."""
 
 
 def blend_stats(blend: Blend, *, read_tokens: int | None = None) -> list[PrefixStats]:

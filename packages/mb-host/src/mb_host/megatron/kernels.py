@@ -74,27 +74,37 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's arguments
 ) -> Tensor:
     """Substitute for mamba-ssm's kernel of this name, as called by Megatron's mixer; see `split_conv_scan`.
 
+    Convolution and state start at zero where `seq_idx`, [B, L], the number of the sequence of each token, changes.
     `norm_before_gate` has no effect, because Megatron's mixer does not use the norm of the kernel.
 
     Raises:
-        ValueError: The sequences are packed, or the activation is not SiLU.
+        ValueError: The activation is not SiLU.
     """
-    if seq_idx is not None or activation not in ("silu", "swish"):
-        what = "packed sequences (seq_idx)" if seq_idx is not None else f"activation={activation!r}"
+    if activation not in ("silu", "swish"):
         raise ValueError(
-            f"mamba_split_conv1d_scan_combined: {what} is not supported, because this scan computes SiLU and complete "
-            "sequences only. Train without packing, or on a GPU with mamba-ssm."
+            f"mamba_split_conv1d_scan_combined: activation={activation!r} is not supported, because this scan computes "
+            "SiLU only. Train on a GPU with mamba-ssm."
         )
-    return split_conv_scan(
-        zxbcdt,
-        conv1d_weight,
-        conv1d_bias,
-        dt_bias,
-        A,
-        D,
-        chunk=min(chunk_size, zxbcdt.size(1)),
-        head_width=headdim or D.size(1),
-        groups=ngroups,
+
+    def scan(tokens_BLD: Tensor) -> Tensor:
+        return split_conv_scan(
+            tokens_BLD,
+            conv1d_weight,
+            conv1d_bias,
+            dt_bias,
+            A,
+            D,
+            chunk=min(chunk_size, tokens_BLD.size(1)),
+            head_width=headdim or D.size(1),
+            groups=ngroups,
+        )
+
+    if seq_idx is None:
+        return scan(zxbcdt)
+    lengths = (torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in seq_idx)
+    rows = zip(torch.split(zxbcdt, 1), lengths, strict=True)
+    return torch.cat(
+        [torch.cat([scan(each) for each in torch.split(row, sizes, dim=1)], dim=1) for row, sizes in rows]
     )
 
 
@@ -269,6 +279,7 @@ def stand_in_for_mamba(mixer: ModuleType) -> None:
         ExtendedRMSNorm=ExtendedRMSNorm,
         mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined,
         mamba_chunk_scan_combined=mamba_chunk_scan_combined,
+        _check_mamba_sequence_packing_support=lambda for_inference_not_training=True: (True, None),
     )
 
 

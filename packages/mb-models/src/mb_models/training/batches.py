@@ -159,9 +159,9 @@ def _packed(
             f"batch: holds packed sequences in {rows} rows, because a pack is one row. Set train.micro_batch_size=1, "
             "or do not pack."
         )
-    longest = int(microbatch["max_seqlen"][0])
+    longest, cu_seqlens = int(microbatch["max_seqlen"][0]), microbatch["cu_seqlens"][0]
     if cp_group is not None and cp_group.size() > 1:
-        index = packed_slices(microbatch["cu_seqlens"][0], rank=cp_group.rank(), ranks=cp_group.size())
+        index = packed_slices(cu_seqlens, rank=cp_group.rank(), ranks=cp_group.size())
         tokens = {key for key in keys if key not in PACKED_KEYS}
         microbatch = {
             key: tensor.index_select(1, index) if key in tokens else tensor
@@ -175,6 +175,7 @@ def _packed(
         cu_seqlens_kv=boundaries,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
+        seq_idx=sequence_numbers(boundaries, tokens=int(cu_seqlens[-1]))[None],
     )
     return Batch.of(parts, packing)
 
@@ -194,6 +195,16 @@ def _check(microbatch: Mapping[str, torch.Tensor], *, only_stage: bool, packed: 
             "batch: holds an attention_mask, because other pipeline stages do not receive it and attend causally. "
             "Set dataset.create_attention_mask=false."
         )
+
+
+def sequence_numbers(cu_seqlens: torch.Tensor, *, tokens: int) -> torch.Tensor:
+    """Return the number of the sequence of each token of a pack, [tokens], int32, on the device of the boundaries.
+
+    Megatron's Mamba layers reset their states by it, and without it mix all sequences of a pack; Megatron itself
+    computes it only from `total_tokens`, with a synchronisation with the device.
+    """
+    positions = torch.arange(tokens, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    return torch.bucketize(positions, cu_seqlens[1:], right=True, out_int32=True)
 
 
 def packed_slices(cu_seqlens: torch.Tensor, *, rank: int, ranks: int) -> torch.Tensor:

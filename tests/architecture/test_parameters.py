@@ -17,6 +17,7 @@ ALLOWED = {
     "mb_checkpoint.rules.conditions.load_has_checkpoint.same_machine": SAME_MACHINE,
     "mb_checkpoint.rules.conditions.pretrained_has_checkpoint.same_machine": SAME_MACHINE,
     "mb_checkpoint.rules.conditions.source_is_folder.same_machine": SAME_MACHINE,
+    "mb_checkpoint.rules.conditions.step_exists.same_machine": SAME_MACHINE,
     "mb_checkpoint.rules.conditions.storage_can_be_opened.same_machine": SAME_MACHINE,
     "mb_trainer.bridge.auto_bridge.AutoBridge.from_hf_pretrained.trust_remote_code": f"{BRIDGE}; no code is run",
     "mb_trainer.bridge.auto_bridge.AutoBridge.import_ckpt.trust_remote_code": f"{BRIDGE}; no code is run",

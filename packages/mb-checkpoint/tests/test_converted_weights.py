@@ -187,6 +187,8 @@ def test_one_layer_of_a_stack_is_read_by_itself(one_rank, tmp_path):
 
 
 def test_the_source_of_small_files_is_a_folder(folder):
-    assert source_is_folder(str(folder), same_machine=True) is None
-    assert source_is_folder(str(folder / "config.json"), same_machine=True) == "is not an existing folder"
+    assert source_is_folder.test(str(folder), same_machine=True) is None
+    assert (
+        source_is_folder.test(str(folder / "config.json"), same_machine=True) == "is not an existing folder"
+    )
     assert Path(folder).is_dir()

@@ -167,10 +167,10 @@ def test_a_load_may_be_empty_where_the_run_has_non_persistent_checkpoints(tmp_pa
 
 def test_a_step_is_searched_for_among_the_existing_ones(tmp_path):
     complete_checkpoint.fill(tmp_path / STEP, 100)
-    assert verdict("CK43", 100, str(tmp_path), None, True) is None
-    assert verdict("CK43", 100, str(tmp_path / STEP), None, True) is None
-    assert verdict("CK43", 7, str(tmp_path), None, True).endswith("has no step 7; steps there: 100")
-    assert verdict("CK43", 7, "/" + "x" * 300, None, True) is None
+    assert verdict("CK43", 100, str(tmp_path)) is None
+    assert verdict("CK43", 100, str(tmp_path / STEP)) is None
+    assert verdict("CK43", 7, str(tmp_path)).endswith("has no step 7; steps there: 100")
+    assert verdict("CK43", 7, "/" + "x" * 300) is None
 
 
 @pytest.mark.parametrize("number", ["V064", "CK41", "CK42", "CK43"])

@@ -195,8 +195,8 @@ def test_finalize_applies_the_rules_of_the_section():
 def test_only_some_versions_of_nvrx_can_be_installed_next_to_megatron(version, breaks, too_old):
     import_rule, local_rule = (rule for rule in RULES if rule.id in ("CK50", "CK51"))
     assert bool(import_rule.test(version)) is breaks
-    assert bool(local_rule.test("local", version)) is too_old
-    assert local_rule.test("global", version) is None
+    assert bool(local_rule.test("local", nvidia_resiliency_ext_version=version)) is too_old
+    assert local_rule.test("global", nvidia_resiliency_ext_version=version) is None
 
 
 def test_fsdp_dtensor_with_torch_fsdp2():

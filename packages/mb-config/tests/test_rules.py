@@ -86,8 +86,8 @@ def test_explain_prints_both_examples_as_in_a_file():
     assert text.splitlines() == [
         "V242 (error)",
         "reads:  train.global_batch_size, train.micro_batch_size, train.decrease_batch_size_if_needed, "
-        "facts.world_size, model.tensor_model_parallel_size, model.pipeline_model_parallel_size, "
-        "model.context_parallel_size",
+        "model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size, "
+        "facts.world_size",
         "why:    each replica processes the same number of microbatches",
         "fix:    Change train.global_batch_size or train.micro_batch_size, or set "
         "train.decrease_batch_size_if_needed=true.",

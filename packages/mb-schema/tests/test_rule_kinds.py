@@ -6,17 +6,15 @@ from mb_schema.rule_kinds import (
     SET,
     above,
     among,
-    as_warning,
+    assigned,
     excludes,
-    implied_by,
     in_range,
-    multiple_of,
+    lettered,
     needs_package,
     no_effect,
     one_of,
     other_than,
     requires,
-    rule,
     section_rule,
     shown,
     unsupported,
@@ -47,7 +45,12 @@ def test_one_of():
         ({"low": 1}, float("nan"), "must be at least 1 (n=nan)"),
         ({"low": 1}, float("inf"), None),
         ({"low": 0, "high": 3}, 4, "must be from 0 to 3 (n=4)"),
-        ({"high": 3, "fails": 4, "passes": 3}, 4, "must be at most 3 (n=4)"),
+        ({"high": 3}, 4, "must be at most 3 (n=4)"),
+        ({"above": 0}, 0, "must be above 0 (n=0)"),
+        ({"above": 0}, float("nan"), "must be above 0 (n=nan)"),
+        ({"above": 0, "high": 1}, 2, "must be above 0 and at most 1 (n=2)"),
+        ({"below": 0}, 0, "must be less than 0 (n=0)"),
+        ({"below": 0}, -1, None),
         ({"low": 0, "below": 1}, 1, "must be at least 0 and less than 1 (n=1)"),
         ({"low": 0}, None, None),
     ],
@@ -59,6 +62,11 @@ def test_in_range(bounds, value, message):
 def test_the_default_fix_names_the_bounds():
     assert in_range("X1", "a.n", 1, why="").fix == "Set a.n to 1 or more."
     assert in_range("X1", "a.n", 1, 8, why="").fix == "Set a.n to 1 to 8."
+    assert in_range("X1", "a.n", above=0, high=1, why="").fix == "Set a.n to a number above 0 and at most 1."
+
+
+def test_lettered():
+    assert [*lettered("X1", ("a.n", "a.m"))] == [("X1a", "a.n"), ("X1b", "a.m")]
 
 
 def test_excludes():
@@ -90,19 +98,13 @@ def test_requires(needs, good, bad, message):
     assert rejects(needed, False, bad) is None
 
 
-def test_multiple_of():
-    divided = multiple_of("X1", "a.width", "a.parts", fails=(3, 2), passes=(4, 2), **TEXT)
-    assert rejects(divided, 3, 2) == "must be a multiple of parts (width=3, parts=2)"
-    assert [rejects(divided, *values) for values in [(None, 2), (3, None), (3, 0)]] == [None] * 3
-    assert rejects(divided, 0, 2) is not None
-
-
 def test_no_effect():
-    unused = no_effect(
-        "X1", "a.on", {"a.n": 1, "a.m": None}, fails=(False, 2, None), passes=(True, 2, None), **TEXT
-    )
+    unused = no_effect("X1", "a.on", {"a.n": 1, "a.m": None}, fails={"a.n": 2}, severity="warning", **TEXT)
+    assert (unused.severity, unused.fails) == ("warning", {"a.on": False, "a.n": 2, "a.m": None})
     assert rejects(unused, None, 2, 3) == "leaves other settings without effect (on=null, n=2, m=3)"
     assert rejects(unused, False, 1, None) is None
+    named = no_effect("X1", "a.name", {"a.n": 1}, fails={"a.n": 2}, passes={"a.name": "x"}, **TEXT)
+    assert (named.fails["a.name"], named.passes["a.name"]) == (None, "x")
 
 
 def test_needs_package():
@@ -119,22 +121,26 @@ def test_unsupported():
     assert rejects(option, None) is None
 
 
-def test_as_warning_and_paths():
-    assert as_warning(unsupported("X1", "a.option", False, fails=True)).severity == "warning"
+def test_severity_and_fallback_of_kinds():
+    given = {"severity": "warning", "fallback": {"a.on": False}, **TEXT}
+    combined = excludes("X1", {"a.on": True, "b.on": True}, **given)
+    needed = requires("X1", {"a.on": True}, {"b.on": True}, **given)
+    assert [(kind.severity, kind.fallback) for kind in (combined, needed)] == [
+        ("warning", {"a.on": False})
+    ] * 2
+
+
+def test_paths_and_values():
+    assert assigned({"fp8": "hybrid", "on": None}) == "fp8=hybrid, on=null"
     assert within("a", "n m") == ("a.n", "a.m")
     assert [shown(value) for value in (None, True, "x", "x y", 1.5)] == ["null", "true", "x", "'x y'", "1.5"]
 
 
-def test_an_example_has_at_most_one_value_per_field():
-    short = rule("X1", within("a", "n m"), lambda n, m: None, fails=(1,), passes=(1, 2), **TEXT)
-    assert (short.fails, short.passes) == ({"a.n": 1}, {"a.n": 1, "a.m": 2})
-    with pytest.raises(ValueError, match="zip"):
-        rule("X1", within("a", "n m"), lambda n, m: None, fails=(1, 2, 3), passes=(1, 2), **TEXT)
-
-
 RULES = (
     in_range("X1", "a.n", 1, **TEXT),
-    as_warning(in_range("X2", "a.n", 5, **TEXT)),
+    section_rule("a", "X2", fails={"n": 4}, passes={"n": 5}, severity="warning", **TEXT)(
+        lambda n: "is below 5" if n < 5 else None
+    ),
     requires("X3", {"a.on": True}, {"b.n": SET}, passes={"b.n": 1}, **TEXT),
     in_range("X4", "facts.gpus", 1, **TEXT),
 )
@@ -158,8 +164,8 @@ def test_refuse_raises_every_error_at_once_and_no_warning():
 
 
 def test_a_message_masks_secrets_and_limits_its_length():
-    key = rule("X1", "a.api_key", lambda key: f"is {key}", fails=("x",), passes=("x",), **TEXT)
-    long = rule("X2", "a.name", lambda name: f"is {name}", fails=("x",), passes=("x",), **TEXT)
+    key = section_rule("a", "X1", fails={}, passes={}, **TEXT)(lambda api_key: f"is {api_key}")
+    long = section_rule("a", "X2", fails={}, passes={}, **TEXT)(lambda name: f"is {name}")
     found = check({"a": {"api_key": "s3cret", "name": "n" * 5_000}}, [key, long])
     assert found[0].message == "is <masked>"
     assert len(found[1].message) < 300
@@ -176,18 +182,20 @@ def test_explain_quotes_text():
 
 
 def test_a_rule_that_another_one_implies_is_left_out():
-    def never(id, severity="error"):
-        test = lambda value: "is wrong"  # noqa: E731
-        return rule(id, "a.n", test, fails=(1,), passes=(1,), severity=severity, **TEXT)
+    def never(id, **options):
+        return section_rule("a", id, fails={}, passes={}, **options, **TEXT)(lambda n: "is wrong")
 
     def found(*rules):
         return [problem.id for problem in check({"a": {"n": 1}}, rules)]
 
-    implied = implied_by("X1 X2", never("X3"))
+    implied = never("X3", implied_by="X1 X2")
     assert found(implied, never("X2")) == ["X2"]
     assert found(never("X4"), implied) == ["X4", "X3"]
-    assert found(never("X1", "warning"), implied) == ["X1", "X3"]  # a warning implies no error
-    assert found(never("X1", "warning"), as_warning(implied)) == ["X1"]
+    assert found(never("X1", severity="warning"), implied) == ["X1", "X3"]  # a warning implies no error
+    warned = never("X3", implied_by="X1", severity="warning")
+    assert found(never("X1", severity="warning"), warned) == ["X1"]
+    needed = requires("X4", {"a.n": 1}, {"a.m": SET}, implied_by="X1", **TEXT)
+    assert found(never("X1"), needed) == ["X1"]
 
 
 def test_the_parameters_of_a_condition_are_its_fields_and_receive_their_values_by_name():
@@ -211,12 +219,22 @@ def test_the_parameters_of_a_condition_are_its_fields_and_receive_their_values_b
 
 def test_a_condition_of_several_rules_has_their_paths_and_receives_further_values_together():
     options = {**TEXT, "fails": {"on": True}, "passes": {"on": False}, "fallback": {"on": False}}
-    made = section_rule("model", "X1", paths={"on": "ddp.fused", "model.a": "model.a"}, **options)(
-        lambda on, **values: f"{on} {values}" if on else None
-    )
-    assert made.fields == ("ddp.fused", "model.a")
+    made = section_rule(
+        "model", "X1", paths={"on": "ddp.fused"}, others=("a", "dist__b", "facts.c"), **options
+    )(lambda on, **values: f"{on} {values}" if on else None)
+    assert made.fields == ("ddp.fused", "model.a", "dist.b", "facts.c")
     assert made.fallback == {"ddp.fused": False}
-    assert made.message({"ddp.fused": True, "model.a": 3}) == "True {'model.a': 3}"
+    assert (
+        made.message({"ddp.fused": True, "model.a": 3}) == "True {'a': 3, 'dist__b': None, 'facts.c': None}"
+    )
+
+
+def test_without_a_section_parameters_are_fields_of_the_configuration():
+    made = section_rule("", "X1", fails={"perf": "x"}, passes={"perf": None}, **TEXT)(
+        lambda perf, train__steps: perf
+    )
+    assert made.fields == ("perf", "train.steps")
+    assert [problem.id for problem in check({"perf": "h10", "train": {}}, [made])] == ["X1"]
 
 
 @pytest.mark.parametrize("given", ["paths", "fails", "passes", "fallback"])

@@ -34,21 +34,3 @@ def release(version: str) -> tuple[int, int] | None:
     """Return major and minor number of a version such as "0.4.1+cu12"; None if it has none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def incompatible_with_megatron(version: str | None) -> str | None:
-    """Return why Megatron Core cannot be imported with an installed version; None if it can."""
-    reason = INCOMPATIBLE_VERSIONS.get(release(version or "") or MIN_VERSION)
-    return f"nvidia-resiliency-ext {version} is installed; {reason}" if reason else None
-
-
-def torch_cannot_load(version: str) -> str | None:
-    """Return a message if the installed torch cannot load checkpoints of Megatron Core."""
-    return f"torch {version} is installed" if (release(version) or MIN_TORCH) < MIN_TORCH else None
-
-
-def too_old_for_local(kind: str | None, version: str | None) -> str | None:
-    """Return a message if local checkpoints are configured and the installed version is too old for them."""
-    if kind != "local" or (release(version or "") or MIN_VERSION) >= MIN_VERSION:
-        return None
-    return f"non_persistent_ckpt_type=local, but nvidia-resiliency-ext {version} is installed"

@@ -27,10 +27,8 @@ from mb_schema.rule_kinds import (
     in_range,
     one_of,
     requires,
-    rule,
     section_rule,
     unsupported,
-    within,
 )
 from mb_schema.rules import Rule, RuleError, refuse
 from mb_schema.value_types import reject_wrong_types
@@ -39,8 +37,6 @@ dataset_rule = partial(section_rule, "dataset")
 validation_rule = partial(section_rule, "validation")
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
-
-_END_OF_DOCUMENT = ("dataset.reset_position_ids", "dataset.reset_attention_mask", "dataset.eod_mask_loss")
 
 
 class ConfigError(DataError, RuleError):
@@ -68,7 +64,14 @@ def _parse_problem(parse: Callable[[Any], object], value: object) -> str | None:
     return None
 
 
-def _check_weights(blend):
+@dataset_rule(
+    "V044e",
+    why="each prefix is sampled in proportion to its weight",
+    fix="Set as many positive weights as prefixes, or none.",
+    fails={"blend": (["a", "b"], [1.0])},
+    passes={"blend": (["a", "b"], [0.3, 0.7])},
+)
+def _wrong_weights(blend):
     if blend is None or blend[1] is None:
         return None
     if len(blend[0]) != len(blend[1]):
@@ -90,17 +93,35 @@ def _check_blend_per_split(blend_per_split, blend, split):
         return f"set together with blend={blend!r}, split={split!r}"
     if len(blend_per_split) != len(SPLITS) or not any(blend_per_split):
         return f"has {len(blend_per_split)} entries of which {sum(map(bool, blend_per_split))} are blends"
-    return next((problem for problem in map(_check_weights, blend_per_split) if problem), None)
+    return next((problem for problem in map(_wrong_weights.test, blend_per_split) if problem), None)
 
 
-def _find_unset(*values: Any) -> str | None:
-    missing = [path for path, value in zip(_END_OF_DOCUMENT, values, strict=True) if value is None]
+_END_OF_DOCUMENT = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+
+
+@dataset_rule(
+    "V045",
+    others=_END_OF_DOCUMENT,
+    why="they change what the model learns at the end of a document, so there is no safe default",
+    fix="Set each to true or false.",
+    fails=dict.fromkeys(_END_OF_DOCUMENT),
+    passes=dict.fromkeys(_END_OF_DOCUMENT, False),
+)
+def _end_of_document_unset(**switches):
+    missing = [f"dataset.{name}" for name, on in switches.items() if on is None]
     return f"not set: {', '.join(missing)}" if missing else None
 
 
-def _mock_with_paths(mock: Any, *paths: Any) -> str | None:
-    set_paths = [path for path in paths if path]
-    return f"is on, but data paths are set ({set_paths[0]!r})" if mock and set_paths else None
+@dataset_rule(
+    "V046",
+    why="the tokens are generated, and the files would not be read",
+    fix="Remove the data paths, or use GPTDatasetConfig to read them.",
+    fails={"mock": True, "blend": (["a"], None)},
+    passes={"blend": None},
+)
+def _mock_with_paths(mock, blend, blend_per_split, data_path):
+    paths = blend or blend_per_split or data_path
+    return f"is on, but data paths are set ({paths!r})" if mock and paths else None
 
 
 @dataset_rule(
@@ -237,24 +258,79 @@ def _check_object_storage(
     )
 
 
-def _same_length(model: int | None, dataset: int | None) -> str | None:
-    if model is None or dataset is None or model == dataset:
-        return None
-    return f"{dataset} differs from model.seq_length={model}"
-
-
 _MANY_TOKENS = "the activations of one sequence of this length exceed the memory of a data center"
+
+
+@dataset_rule(
+    "V042",
+    why="a blend has a weight for every prefix or for none",
+    fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
+    fails={"data_path": "30 a b c"},
+    passes={"data_path": "30 a 70 b"},
+)
+def _unreadable_data_path(data_path):
+    return _parse_problem(blend_from_path, data_path)
+
+
+@dataset_rule(
+    "V044f",
+    why="it defines the parts of the documents for train, validation and test",
+    fix="Set up to three ratios, for example '99,1,0'.",
+    fails={"split": "0,0,0"},
+    passes={"split": "99,1,0"},
+)
+def _unreadable_split(split):
+    return _parse_problem(split_matrix, split)
+
+
+@dataset_rule(
+    "D120",
+    why="a run opens them before its first step",
+    fix="Correct the path or the file. For a check of another machine, name its GPU, as in --gpu h100.",
+    fails={"dataloader_type": "single", "dataset_error": "dataset.sources: nowhere does not exist."},
+    passes={"dataset_error": None},
+)
+def _unreadable_files(dataloader_type, *, dataset_error):
+    return (
+        None
+        if dataset_error is None
+        else f"the files of the dataset cannot be read ({dataset_error.rstrip('.')})"
+    )
+
+
+@validation_rule(
+    "D121",
+    why="a streamed dataset has no validation data, so no evaluation would be made",
+    fix="Set validation.eval_interval=null.",
+    fails={"eval_interval": 100, "dataset__hf_split": "train"},
+    passes={"eval_interval": None},
+)
+def _evaluations_of_streamed_data(eval_interval, dataset__hf_split):
+    return (
+        f"is {eval_interval} with a streamed dataset (hf_split={dataset__hf_split})"
+        if eval_interval is not None and dataset__hf_split is not None
+        else None
+    )
+
+
+@dataset_rule(
+    "V139b",
+    why="the model processes complete sequences",
+    fix="Set both lengths to the same value.",
+    fails={"seq_length": 4096, "model__seq_length": 2048},
+    passes={"seq_length": 2048},
+)
+def _lengths_differ(seq_length, model__seq_length):
+    return (
+        f"{seq_length} differs from model.seq_length={model__seq_length}"
+        if None not in (seq_length, model__seq_length) and seq_length != model__seq_length
+        else None
+    )
 
 
 RULES: tuple[Rule, ...] = (
     *_PATHS,
-    dataset_rule(
-        "V042",
-        why="a blend has a weight for every prefix or for none",
-        fix="Write WEIGHT PREFIX WEIGHT PREFIX ... with positive weights, or prefixes only.",
-        fails={"data_path": "30 a b c"},
-        passes={"data_path": "30 a 70 b"},
-    )(lambda data_path: _parse_problem(blend_from_path, data_path)),
+    _unreadable_data_path,
     _check_object_storage,
     requires(
         "V044a",
@@ -282,38 +358,10 @@ RULES: tuple[Rule, ...] = (
         fails={"dataset.blend": (["a"], None)},
         passes={"dataset.split": "99,1,0"},
     ),
-    dataset_rule(
-        "V044e",
-        why="each prefix is sampled in proportion to its weight",
-        fix="Set as many positive weights as prefixes, or none.",
-        fails={"blend": (["a", "b"], [1.0])},
-        passes={"blend": (["a", "b"], [0.3, 0.7])},
-    )(_check_weights),
-    dataset_rule(
-        "V044f",
-        why="it defines the parts of the documents for train, validation and test",
-        fix="Set up to three ratios, for example '99,1,0'.",
-        fails={"split": "0,0,0"},
-        passes={"split": "99,1,0"},
-    )(lambda split: _parse_problem(split_matrix, split)),
-    Rule(
-        id="V045",
-        fields=_END_OF_DOCUMENT,
-        test=_find_unset,
-        why="they change what the model learns at the end of a document, so there is no safe default",
-        fix="Set each to true or false.",
-        fails=dict.fromkeys(_END_OF_DOCUMENT),
-        passes=dict.fromkeys(_END_OF_DOCUMENT, False),
-    ),
-    rule(
-        "V046",
-        within("dataset", "mock blend blend_per_split data_path"),
-        _mock_with_paths,
-        why="the tokens are generated, and the files would not be read",
-        fix="Remove the data paths, or use GPTDatasetConfig to read them.",
-        fails=(True, (["a"], None), None, None),
-        passes=(True, None, None, None),
-    ),
+    _wrong_weights,
+    _unreadable_split,
+    _end_of_document_unset,
+    _mock_with_paths,
     one_of(
         "D01",
         "dataset.dataloader_type",
@@ -393,32 +441,8 @@ RULES: tuple[Rule, ...] = (
         why="building the indices needs at least one thread",
         fix="Set it to 1 or more.",
     ),
-    dataset_rule(
-        "D120",
-        why="a run opens them before its first step",
-        fix="Correct the path or the file. For a check of another machine, name its GPU, as in --gpu h100.",
-        fails={"dataloader_type": "single", "dataset_error": "dataset.sources: nowhere does not exist."},
-        passes={"dataset_error": None},
-    )(
-        lambda dataloader_type, *, dataset_error: (
-            None
-            if dataset_error is None
-            else f"the files of the dataset cannot be read ({dataset_error.rstrip('.')})"
-        )
-    ),
-    validation_rule(
-        "D121",
-        why="a streamed dataset has no validation data, so no evaluation would be made",
-        fix="Set validation.eval_interval=null.",
-        fails={"eval_interval": 100, "dataset__hf_split": "train"},
-        passes={"eval_interval": None},
-    )(
-        lambda eval_interval, dataset__hf_split: (
-            f"is {eval_interval} with a streamed dataset (hf_split={dataset__hf_split})"
-            if eval_interval is not None and dataset__hf_split is not None
-            else None
-        )
-    ),
+    _unreadable_files,
+    _evaluations_of_streamed_data,
     at_most("SZ04d", "dataset.vocab_size", 10**8, why=MANY_ENTRIES),
     at_most("SZ05d", "dataset.seq_length", 10**9, why=_MANY_TOKENS),
     at_most("SZ05e", "dataset.decoder_seq_length", 10**9, why=_MANY_TOKENS),
@@ -428,12 +452,6 @@ RULES: tuple[Rule, ...] = (
     *finetuning_rules.RULES,
     *packing_rules.RULES,
     *validation_rules.RULES,
-    dataset_rule(
-        "V139b",
-        why="the model processes complete sequences",
-        fix="Set both lengths to the same value.",
-        fails={"seq_length": 4096, "model__seq_length": 2048},
-        passes={"seq_length": 2048},
-    )(lambda seq_length, model__seq_length: _same_length(model__seq_length, seq_length)),
+    _lengths_differ,
 )
 """All rules of this package."""

@@ -29,13 +29,21 @@ _GLOBAL_STATE: Mapping[str, tuple[object, ...]] = {
 """Field of a feature that reads Megatron's global groups -> values, in addition to null, that leave it off."""
 
 
-def _reads_global_groups(decentralized: bool | None, *values: object) -> str | None:
-    unsupported = [
+@dist_rule(
+    "T23",
+    others=_GLOBAL_STATE,
+    why="Megatron Core looks up or creates groups for it in its global parallel_state, which is then empty",
+    fix="Set dist.use_decentralized_pg=false, or leave the others at their defaults.",
+    fails={"use_decentralized_pg": True, "model.mtp_num_layers": 1},
+    passes={"model.mtp_num_layers": 0},
+)
+def _features_read_global_groups(use_decentralized_pg, **features):
+    on = [
         f"{path}={json.dumps(value, default=str)}"
-        for (path, off), value in zip(_GLOBAL_STATE.items(), values, strict=True)
-        if value is not None and value not in off
+        for path, value in features.items()
+        if value is not None and value not in _GLOBAL_STATE[path]
     ]
-    return f"does not support {', '.join(unsupported)}" if decentralized and unsupported else None
+    return f"does not support {', '.join(on)}" if use_decentralized_pg and on else None
 
 
 @ddp_rule(
@@ -52,16 +60,11 @@ def _reads_global_groups(decentralized: bool | None, *values: object) -> str | N
 def _lacks_einops(
     num_distributed_optimizer_instances, model__hierarchical_context_parallel_sizes, *, einops_installed
 ):
-    settings = (
-        [f"num_distributed_optimizer_instances={num_distributed_optimizer_instances}"]
-        if (num_distributed_optimizer_instances or 1) > 1
-        else []
-    )
-    settings += (
-        [f"hierarchical_context_parallel_sizes={model__hierarchical_context_parallel_sizes}"]
-        if model__hierarchical_context_parallel_sizes
-        else []
-    )
+    settings = []
+    if (num_distributed_optimizer_instances or 1) > 1:
+        settings.append(f"num_distributed_optimizer_instances={num_distributed_optimizer_instances}")
+    if model__hierarchical_context_parallel_sizes:
+        settings.append(f"hierarchical_context_parallel_sizes={model__hierarchical_context_parallel_sizes}")
     if settings and not einops_installed:
         return f"{' and '.join(settings)}, but einops is not installed"
     return None
@@ -94,17 +97,20 @@ def _single_replica(sharp_enabled_group, ddp__num_distributed_optimizer_instance
     return "dp_replica, but there is one replica of the optimizer"
 
 
+@dist_rule(
+    "T41",
+    why="NVIDIA's network performs reductions for NCCL, and a run without a GPU uses gloo",
+    fix="Set dist.use_sharp=false, or check for a machine with GPUs: mb check --gpu h100.",
+    fails={"use_sharp": True, "cpu": True},
+    passes={"cpu": False},
+)
+def _sharp_without_gpu(use_sharp, *, cpu):
+    return "is true, but this machine has no GPU" if use_sharp and cpu else None
+
+
 RULES: tuple[Rule, ...] = (
     unsupported("T20", "dist.lazy_mpu_init", False, fails=True, why=NOT_IMPLEMENTED),
-    Rule(
-        id="T23",
-        fields=("dist.use_decentralized_pg", *_GLOBAL_STATE),
-        test=_reads_global_groups,
-        why="Megatron Core looks up or creates groups for it in its global parallel_state, which is then empty",
-        fix="Set dist.use_decentralized_pg=false, or leave the others at their defaults.",
-        fails={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 1, "ddp.use_megatron_fsdp": False},
-        passes={"dist.use_decentralized_pg": True, "model.mtp_num_layers": 0, "ddp.use_megatron_fsdp": False},
-    ),
+    _features_read_global_groups,
     unsupported("T26", "dist.disable_jit_fuser", False, fails=True, why=NOT_IMPLEMENTED),
     unsupported("T27", "dist.enable_megatron_core_experimental", False, fails=True, why=NOT_IMPLEMENTED),
     unsupported(
@@ -117,13 +123,7 @@ RULES: tuple[Rule, ...] = (
         "has no second set of groups for evaluation",
     ),
     _single_replica,
-    dist_rule(
-        "T41",
-        why="NVIDIA's network performs reductions for NCCL, and a run without a GPU uses gloo",
-        fix="Set dist.use_sharp=false, or check for a machine with GPUs: mb check --gpu h100.",
-        fails={"use_sharp": True, "cpu": True},
-        passes={"cpu": False},
-    )(lambda use_sharp, *, cpu: "is true, but this machine has no GPU" if use_sharp and cpu else None),
+    _sharp_without_gpu,
     _lacks_einops,
     _different_stages,
 )

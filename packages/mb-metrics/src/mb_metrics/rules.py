@@ -49,15 +49,14 @@ def _installed(id: str, field: str, package: str) -> Rule:
 def _belongs_to(id: str, main: str, others: str, backend: str) -> Rule:
     """Return a rule that rejects settings of a disabled back-end."""
     paths = within("logger", others)
-    unset = [None] * (len(paths) - 1)
     return no_effect(
         id,
         f"logger.{main}",
         dict.fromkeys(paths),
         why=f"{backend} is disabled without {main}, and its settings would be silently ignored",
         fix=f"Set logger.{main}, or unset the others.",
-        fails=(None, "x", *unset),
-        passes=("x", "x", *unset),
+        fails={paths[0]: "x"},
+        passes={f"logger.{main}": "x"},
     )
 
 
@@ -84,7 +83,7 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
     fails={"timing_log_level": 1},
     passes={"timing_log_level": -1},
 )
-def _timers(timing_log_level):
+def _timers_within_step(timing_log_level):
     if timing_log_level > 0:
         return f"requires timers of parts of a step (timing_log_level={timing_log_level})"
     return None
@@ -97,7 +96,7 @@ def _timers(timing_log_level):
     fails={"tensor_norms_steps": [0, 5]},
     passes={"tensor_norms_steps": [4, 5]},
 )
-def _before_the_first(tensor_norms_steps):
+def _norms_before_first_step(tensor_norms_steps):
     early = [step for step in tensor_norms_steps or () if step < 1]
     return f"contains {early[0]}, and steps are numbered from 1" if early else None
 
@@ -111,7 +110,7 @@ def _before_the_first(tensor_norms_steps):
     passes={"tensorboard_log_interval": 5},
     severity="warning",
 )
-def _rarely_coincide(tensorboard_log_interval, log_interval):
+def _intervals_rarely_coincide(tensorboard_log_interval, log_interval):
     if (
         tensorboard_log_interval < 1
         or log_interval < 1
@@ -144,7 +143,7 @@ def _password_in_address(mlflow_tracking_uri):
     fails={"log_memory_interval": 15, "log_interval": 10},
     passes={"log_memory_interval": 20},
 )
-def _memory_interval(log_memory_interval, log_interval):
+def _memory_between_log_intervals(log_memory_interval, log_interval):
     if log_memory_interval is None or (
         log_memory_interval > 0 and log_interval > 0 and log_memory_interval % log_interval == 0
     ):
@@ -187,15 +186,38 @@ PATH_FIELDS = (
 _PATHS = tuple(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=41))
 
 
-_FSDP = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
+_NORMS_OF_SHARDS = (
+    "it keeps entire rows of a tensor on some of the ranks and none of it on others, which then have no norm "
+    "to add"
+)
 
 
-def _norms_of_shards(requested: bool | None, *on: bool | None) -> str | None:
-    return "is true under Megatron-FSDP" if requested and any(on) else None
+@logger_rule(
+    "T36",
+    why=_NORMS_OF_SHARDS,
+    fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
+    fails={"log_l2_norm_grad_to_tensorboard": True, "ddp__use_megatron_fsdp": True},
+    passes={"log_l2_norm_grad_to_tensorboard": False},
+)
+def _gradient_norms_of_shards(
+    log_l2_norm_grad_to_tensorboard, ddp__use_megatron_fsdp, dist__use_megatron_fsdp
+):
+    if log_l2_norm_grad_to_tensorboard and (ddp__use_megatron_fsdp or dist__use_megatron_fsdp):
+        return "is true under Megatron-FSDP"
+    return None
 
 
-def _norms_of_tensors(steps: list[int] | None, *on: bool | None) -> str | None:
-    return f"is {steps} under Megatron-FSDP" if steps and any(on) else None
+@logger_rule(
+    "T36a",
+    why=_NORMS_OF_SHARDS,
+    fix="Set logger.tensor_norms_steps=null.",
+    fails={"tensor_norms_steps": [5], "ddp__use_megatron_fsdp": True},
+    passes={"tensor_norms_steps": None},
+)
+def _tensor_norms_of_shards(tensor_norms_steps, ddp__use_megatron_fsdp, dist__use_megatron_fsdp):
+    if tensor_norms_steps and (ddp__use_megatron_fsdp or dist__use_megatron_fsdp):
+        return f"is {tensor_norms_steps} under Megatron-FSDP"
+    return None
 
 
 @logger_rule(
@@ -205,7 +227,7 @@ def _norms_of_tensors(steps: list[int] | None, *on: bool | None) -> str | None:
     fails={"tensor_norms_steps": [5], "model__cuda_graph_impl": "local"},
     passes={"model__cuda_graph_impl": "none"},
 )
-def _hooks_in_graphs(tensor_norms_steps, model__cuda_graph_impl):
+def _tensor_norms_in_graphs(tensor_norms_steps, model__cuda_graph_impl):
     if tensor_norms_steps and model__cuda_graph_impl not in (None, "none"):
         return f"requires cuda_graph_impl=none ({model__cuda_graph_impl})"
     return None
@@ -256,7 +278,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set logger.skip_train_metrics_log=false, or unset logger.console.",
         fails={"logger.console": "short"},
     ),
-    _timers,
+    _timers_within_step,
     *(
         unsupported(f"L{number}", f"logger.{field}", neutral, fails=requested, fix=fix)
         for number, field, neutral, requested, fix in _INERT
@@ -284,30 +306,12 @@ RULES: tuple[Rule, ...] = (
         "Comet",
     ),
     _password_in_address,
-    _memory_interval,
-    _before_the_first,
-    _rarely_coincide,
+    _memory_between_log_intervals,
+    _norms_before_first_step,
+    _intervals_rarely_coincide,
     _idle_memory_settings,
-    Rule(
-        id="T36",
-        fields=("logger.log_l2_norm_grad_to_tensorboard", *_FSDP),
-        test=_norms_of_shards,
-        why="it keeps entire rows of a gradient on some of the ranks and none of it on others, which then have no norm "
-        "to add",
-        fix="Set logger.log_l2_norm_grad_to_tensorboard=false; grad-norm, of all gradients together, is always logged.",
-        fails={**dict.fromkeys(_FSDP, True), "logger.log_l2_norm_grad_to_tensorboard": True},
-        passes={**dict.fromkeys(_FSDP, True), "logger.log_l2_norm_grad_to_tensorboard": False},
-    ),
-    Rule(
-        id="T36a",
-        fields=("logger.tensor_norms_steps", *_FSDP),
-        test=_norms_of_tensors,
-        why="it keeps entire rows of a tensor on some of the ranks and none of it on others, which then have no norm "
-        "to add",
-        fix="Set logger.tensor_norms_steps=null.",
-        fails={**dict.fromkeys(_FSDP, True), "logger.tensor_norms_steps": [5]},
-        passes={**dict.fromkeys(_FSDP, True), "logger.tensor_norms_steps": None},
-    ),
-    _hooks_in_graphs,
+    _gradient_norms_of_shards,
+    _tensor_norms_of_shards,
+    _tensor_norms_in_graphs,
     *PROFILING_RULES,
 )

@@ -8,7 +8,7 @@ from mb_overlap.field_access import read_field
 from mb_overlap.resolve import Decision
 from mb_overlap.rules.conditions import EP_OVERLAP
 from mb_overlap.rules.embedding import DEFER_EMBEDDING_WGRAD
-from mb_overlap.rules.tensor import NEEDS, TENSOR_PARALLEL
+from mb_overlap.rules.tensor import NEEDS, needs_tensor_parallel
 from mb_overlap.setup import OverlapPlan, OverlapRejectedError, find_request_conflicts, make_plan
 from mb_overlap.software_versions import SoftwareVersions, detect_versions
 from mb_overlap.target_sections import TargetSections
@@ -149,7 +149,7 @@ def _tensor_parallel_needs(plan: OverlapPlan) -> list[str]:
         .removesuffix(",")
         .removeprefix("Install ")
         for rule in NEEDS
-        if rule.message(requested if rule is TENSOR_PARALLEL else with_tp)
+        if rule.message(requested if rule is needs_tensor_parallel else with_tp)
     ]
 
 

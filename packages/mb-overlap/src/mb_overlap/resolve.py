@@ -6,8 +6,8 @@ from typing import Any
 
 from mb_overlap.errors import OverlapError
 from mb_overlap.pipeline_p2p import choose_p2p_comm
-from mb_overlap.rules.pipeline import P2P_COMM
-from mb_overlap.rules.tensor import ENGINE_LAYERS, SEQUENCE_PARALLEL, TENSOR_PARALLEL, TRANSFORMER_ENGINE
+from mb_overlap.rules.pipeline import requested_p2p_breaks_schedule
+from mb_overlap.rules.tensor import NEEDS
 from mb_schema.rules import Problem, RuleError
 
 MODEL_FIELDS = (
@@ -137,7 +137,7 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
         off = Decision(value=False, rule="O01", why="not requested")
         return {"tp_comm_overlap": _from_request(False) if "tp_comm_overlap" in requests else off}
     values = {"comm_overlap.tp_comm_overlap": True, **layout.values()}
-    for rule in (TENSOR_PARALLEL, SEQUENCE_PARALLEL, TRANSFORMER_ENGINE, ENGINE_LAYERS):
+    for rule in NEEDS:
         if problem := rule.check(values):
             return {
                 "tp_comm_overlap": Decision(value=False, rule=rule.id, why=problem.sentence, rejected=True)
@@ -151,7 +151,7 @@ def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, 
     requests_by_path = dict(
         zip(("comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"), requested, strict=True)
     )
-    if conflict := P2P_COMM.check({**requests_by_path, **layout.values()}):
+    if conflict := requested_p2p_breaks_schedule.check({**requests_by_path, **layout.values()}):
         raise OverlapConflictError([conflict])
     overlap, batch = choose_p2p_comm(layout.pp, layout.vp, *requested)
     if layout.interleaved:

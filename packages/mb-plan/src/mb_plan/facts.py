@@ -7,17 +7,11 @@ from collections.abc import Mapping
 from mb_plan.errors import PlanError
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
-from mb_plan.rules import ALLOWED, CHECKPOINTS, DISK, INTERVAL, LOST, NEED, STATE
 from mb_plan.shape.fields import read_field
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_plan.time.prediction import predict
 from mb_plan.time.saves import plan_saves
 from mb_schema.gpu_names import find_short_name
-
-TENSORS, GPU = "memory_of_tensors", "memory_of_gpu"
-"""Further facts: bytes of the run without overhead; bytes of the GPU."""
-REASON = "save_interval_reason"
-"""Further fact: text that explains the best interval between checkpoints."""
 
 
 def planned_facts(
@@ -25,7 +19,10 @@ def planned_facts(
 ) -> dict[str, object]:
     """Return the facts about a resolved run on GPUs: its memory and, if its step is predicted, its checkpoints.
 
-    Empty without a GPU, or if the run is not planned.
+    Empty without a GPU, or if the run is not planned. Of the fullest rank: `memory_of_state` (weights, gradients and
+    optimizer), `memory_of_tensors` (without overhead) and `memory_of_run`, in bytes, and `memory_of_gpu`. Of the
+    checkpoints: `best_save_interval`, the steps that lose the least time, with its `save_interval_reason`;
+    `lost_hours`, the most that a failure loses; `checkpoints_on_disk`, the most at once, and `bytes_of_checkpoints`.
 
     Args:
         sections: The resolved sections, as for `make_plan`.
@@ -41,13 +38,16 @@ def planned_facts(
         return {}
     device = GPU_MEMORY.get(find_short_name(gpu, GPU_MEMORY) or "")
     memory = plan.peak.rank_bytes
+    checkpoints = (
+        _checkpoint_facts(sections, plan, gpu=find_short_name(gpu, GPU_SPEEDS) or gpu) if saves else {}
+    )
     return {
-        STATE: memory.weights + memory.gradients + (memory.optimizer or 0),
-        TENSORS: memory.total,
-        NEED: plan.needed_bytes,
-        GPU: None if device is None else device.size,
-        ALLOWED: facts.get(ALLOWED, False),
-        **(_checkpoint_facts(sections, plan, gpu=find_short_name(gpu, GPU_SPEEDS) or gpu) if saves else {}),
+        "memory_of_state": memory.weights + memory.gradients + (memory.optimizer or 0),
+        "memory_of_tensors": memory.total,
+        "memory_of_run": plan.needed_bytes,
+        "memory_of_gpu": None if device is None else device.size,
+        "allow_oom": facts.get("allow_oom", False),
+        **checkpoints,
     }
 
 
@@ -64,9 +64,9 @@ def _checkpoint_facts(sections: Mapping[str, object], plan: ResourcePlan, *, gpu
         return {}
     lost = saves.lost_seconds
     return {
-        INTERVAL: saves.best_interval,
-        REASON: saves.reason(gpu=gpu, ranks=plan.world_size),
-        LOST: None if lost is None else round(lost / 3600, 2),
-        CHECKPOINTS: saves.checkpoints,
-        DISK: saves.disk_bytes,
+        "best_save_interval": saves.best_interval,
+        "save_interval_reason": saves.reason(gpu=gpu, ranks=plan.world_size),
+        "lost_hours": None if lost is None else round(lost / 3600, 2),
+        "checkpoints_on_disk": saves.checkpoints,
+        "bytes_of_checkpoints": saves.disk_bytes,
     }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mb_resilience.section_check import check_section
-from mb_resilience.stragglers.nvrx_straggler_rules import VALID_SETTINGS
+from mb_resilience.stragglers.nvrx_straggler_rules import invalid_detector_settings
 from mb_schema.sections import StrictFields
 
 
@@ -100,7 +100,7 @@ class NVRxStragglerDetectionConfig(StrictFields):
         Raises:
             SectionError: the section is enabled with invalid settings (V071).
         """
-        check_section(self, section="nvrx_straggler", rules=[VALID_SETTINGS])
+        check_section(self, section="nvrx_straggler", rules=[invalid_detector_settings])
 
 
 @dataclass(kw_only=True)

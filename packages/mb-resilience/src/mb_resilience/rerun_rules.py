@@ -2,9 +2,10 @@
 
 from functools import partial
 
-from mb_resilience.rule_kinds import Defaults, without_effect
-from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
-from mb_schema.rule_kinds import rule, section_rule, within
+from mb_resilience.config import RerunStateMachineConfig
+from mb_resilience.rule_kinds import without_effect
+from mb_schema.cuda_graphs import captures_full_iteration
+from mb_schema.rule_kinds import in_range, section_rule
 from mb_schema.rules import Rule
 
 rerun_state_machine_rule = partial(section_rule, "rerun_state_machine")
@@ -17,7 +18,7 @@ rerun_state_machine_rule = partial(section_rule, "rerun_state_machine")
     fails={"rerun_mode": "validate_results"},
     passes={"check_for_nan_in_loss": True},
 )
-def _has_loss_check(rerun_mode, check_for_nan_in_loss, check_for_spiky_loss):
+def _no_loss_check(rerun_mode, check_for_nan_in_loss, check_for_spiky_loss):
     if rerun_mode == "disabled" or check_for_nan_in_loss or check_for_spiky_loss:
         return None
     return f"rerun_mode={rerun_mode} with check_for_nan_in_loss=false and check_for_spiky_loss=false"
@@ -30,7 +31,7 @@ def _has_loss_check(rerun_mode, check_for_nan_in_loss, check_for_spiky_loss):
     fails={"error_injection_rate": 1000, "rerun_mode": "disabled"},
     passes={"rerun_mode": "validate_results"},
 )
-def _injection_valid(error_injection_rate, rerun_mode):
+def _invalid_injection(error_injection_rate, rerun_mode):
     if error_injection_rate < 0:
         return f"error_injection_rate={error_injection_rate} is not a valid number of checks"
     if error_injection_rate and rerun_mode == "disabled":
@@ -38,76 +39,71 @@ def _injection_valid(error_injection_rate, rerun_mode):
     return None
 
 
-_CHECKS = "check_for_nan_in_loss check_for_spiky_loss check_loss_immediately rerun_mode"
-
-
+@rerun_state_machine_rule(
+    "V127",
+    why="the host cannot read a value while the step is captured; the usual check reads the loss one step later",
+    fix="Leave check_loss_immediately, check_for_spiky_loss and rerun_mode of the section at their defaults.",
+    fails={
+        "check_for_nan_in_loss": True,
+        "check_loss_immediately": True,
+        "model__cuda_graph_impl": "full_iteration",
+    },
+    passes={"check_loss_immediately": False},
+)
 def _loss_read_in_graph(
-    nan: bool | None, spiky: bool | None, immediately: bool | None, mode: str | None, *graph: object
-) -> str | None:
-    machine = mode not in (None, "disabled")
-    at_once = spiky or (nan and (immediately or machine))
-    if not at_once or not captures_full_iteration(*graph):
+    check_for_nan_in_loss,
+    check_for_spiky_loss,
+    check_loss_immediately,
+    rerun_mode,
+    model__cuda_graph_impl,
+    model__cuda_graph_modules,
+    model__cuda_graph_scope,
+):
+    machine = rerun_mode not in (None, "disabled")
+    at_once = check_for_spiky_loss or (check_for_nan_in_loss and (check_loss_immediately or machine))
+    if not at_once or not captures_full_iteration(
+        model__cuda_graph_impl, model__cuda_graph_modules, model__cuda_graph_scope
+    ):
         return None
-    how = "by the rerun machine" if machine or spiky else "in its microbatch"
+    how = "by the rerun machine" if machine or check_for_spiky_loss else "in its microbatch"
     return f"each loss is read {how}, within a CUDA graph of the full iteration"
 
 
-_RULES = (
-    _has_loss_check,
-    rerun_state_machine_rule(
+@rerun_state_machine_rule(
+    "R15",
+    why="the feature is disabled",
+    fix="Set check_for_spiky_loss=true, check_for_nan_in_loss=true, or an error_injection_rate above 0; or remove "
+    "these fields.",
+    fails={"spiky_loss_factor": 5.0},
+    passes={"check_for_spiky_loss": True},
+    severity="warning",
+)
+def _settings_of_disabled_checks(
+    spiky_loss_factor,
+    check_for_spiky_loss,
+    error_injection_type,
+    error_injection_rate,
+    check_loss_immediately,
+    check_for_nan_in_loss,
+):
+    idle = {} if check_for_spiky_loss else {"spiky_loss_factor": spiky_loss_factor}
+    if not error_injection_rate:
+        idle["error_injection_type"] = error_injection_type
+    if not check_for_nan_in_loss:
+        idle["check_loss_immediately"] = check_loss_immediately
+    return without_effect(RerunStateMachineConfig, idle)
+
+
+RULES: tuple[Rule, ...] = (
+    _no_loss_check,
+    in_range(
         "R07",
+        "rerun_state_machine.spiky_loss_factor",
+        above=1,
         why="a loss is suspicious at this multiple of the largest of the first hundred losses, which are normal",
         fix="Set it above 1, such as 10.",
-        fails={"spiky_loss_factor": 0.5},
-        passes={"spiky_loss_factor": 10.0},
-    )(
-        lambda spiky_loss_factor: (
-            None if spiky_loss_factor > 1 else f"spiky_loss_factor={spiky_loss_factor} is not above 1"
-        )
     ),
-    _injection_valid,
-    rule(
-        "V127",
-        (*within("rerun_state_machine", _CHECKS), *GRAPH_FIELDS),
-        _loss_read_in_graph,
-        why="the host cannot read a value while the step is captured; the usual check reads the loss one step later",
-        fix="Leave check_loss_immediately, check_for_spiky_loss and rerun_mode of the section at their defaults.",
-        fails=(True, False, True, "disabled", "full_iteration"),
-        passes=(True, False, False, "disabled", "full_iteration"),
-    ),
+    _invalid_injection,
+    _loss_read_in_graph,
+    _settings_of_disabled_checks,
 )
-
-
-def _unused_settings(defaults: Defaults) -> Rule:
-    """Return a rule that warns about settings of disabled checks."""
-
-    def test(factor: float, spiky: bool, kind: str, rate: int, immediately: bool, finite: bool) -> str | None:
-        idle = []
-        if not spiky and factor != defaults["rerun_state_machine.spiky_loss_factor"]:
-            idle.append(f"spiky_loss_factor={factor}")
-        if not rate and kind != defaults["rerun_state_machine.error_injection_type"]:
-            idle.append(f"error_injection_type={kind}")
-        if immediately and not finite:
-            idle.append("check_loss_immediately=true")
-        return without_effect(idle)
-
-    return rule(
-        "R15",
-        within(
-            "rerun_state_machine",
-            "spiky_loss_factor check_for_spiky_loss error_injection_type error_injection_rate check_loss_immediately "
-            "check_for_nan_in_loss",
-        ),
-        test,
-        why="the feature is disabled",
-        fix="Set check_for_spiky_loss=true, check_for_nan_in_loss=true, or an error_injection_rate above 0; or remove "
-        "these fields.",
-        fails=(5.0, False, "transient_error", 0, False, True),
-        passes=(5.0, True, "transient_error", 0, False, True),
-        severity="warning",
-    )
-
-
-def rerun_rules(defaults: Defaults) -> tuple[Rule, ...]:
-    """Return the rules on the section."""
-    return (*_RULES, _unused_settings(defaults))

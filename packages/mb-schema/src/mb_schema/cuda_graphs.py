@@ -4,8 +4,6 @@ from __future__ import annotations
 
 FULL_ITERATION = "full_iteration"
 """A graph of the full iteration: an implementation, and the former name of a module that selects it."""
-GRAPH_FIELDS = ("model.cuda_graph_impl", "model.cuda_graph_modules", "model.cuda_graph_scope")
-"""Paths of the arguments of `captures_full_iteration`."""
 _WHOLE_LAYER = ("", "full")
 """Names without a list of modules, for the entire layer."""
 

@@ -1,21 +1,17 @@
-"""Constructors of rules of common kinds: a value of a set, within bounds, required by another, without effect.
-
-Examples are in the order of the fields.
-"""
+"""Constructors of rules of common kinds: a value of a set, within bounds, required by another, without effect."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from string import ascii_lowercase
 from typing import Any, Literal
 
 from mb_schema.rules import FILE_WORDS, NOTHING, Rule
 
-_CO_VARKEYWORDS = 8
-"""Flag of the code of a function with `**values` (`inspect.CO_VARKEYWORDS`, whose import takes 10 ms)."""
+Severity = Literal["error", "warning"]
 
 NOT_IMPLEMENTED = (
     "this option is not implemented yet; ignoring it silently would hide the problem until the run is in progress"
@@ -73,6 +69,11 @@ def shown(value: object) -> str:
     return repr(value) if isinstance(value, str) and not re.fullmatch(r"\S+", value) else str(value)
 
 
+def assigned(values: Mapping[str, object]) -> str:
+    """Return values by name as a file would contain them, such as `fp8=hybrid, fp4=null`."""
+    return ", ".join(f"{name}={shown(value)}" for name, value in values.items())
+
+
 def within(section: str, names: str) -> tuple[str, ...]:
     """Return the paths of several fields of one section; the names are separated by spaces."""
     return tuple(f"{section}.{name}" for name in names.split())
@@ -87,7 +88,8 @@ def section_rule(  # noqa: PLR0913 (the fields of the record)
     fails: Mapping[str, object],
     passes: Mapping[str, object],
     paths: Mapping[str, str] = NOTHING,
-    severity: Literal["error", "warning"] = "error",
+    others: Iterable[str] = (),
+    severity: Severity = "error",
     fallback: Mapping[str, object] = NOTHING,
     implied_by: str = "",
 ) -> Callable[[Callable[..., str | None]], Rule]:
@@ -96,16 +98,18 @@ def section_rule(  # noqa: PLR0913 (the fields of the record)
     The condition is a function that returns None, or a description of the problem. It receives the values by keyword.
     A parameter `name` is the field of that name in `section`, and `other__name` one of another section; parameters
     after `*` are facts. `tp`, `pp`, `vp`, `cp`, `ep` and `etp` are the parallel sizes of the model (`DEGREES`).
-    `**values` receives what else `paths` names.
+    `**values` receives the values of `others` by name.
 
     Args:
-        section: Section of the parameters that name none. Messages are about the first parameter.
+        section: Section of the parameters that name none; empty for a configuration's own fields, such as `perf`.
+            Messages are about the first parameter.
         id: Identifier.
         why: Reason.
         fix: Instruction.
         fails: Example, parameter to value, that the rule rejects. Other parameters are None.
         passes: Values that differ from those of `fails` in an example that the rule accepts.
         paths: Paths of parameters that are not called like their field, as in a condition of several rules.
+        others: Further fields, named like parameters or by path, such as the keys of a table.
         severity: Severity.
         fallback: Parameter to the value that replaces a rejected one of a recipe or a default.
         implied_by: Ids of rules, separated by spaces; if one of them is violated, `check` leaves this one out.
@@ -113,11 +117,10 @@ def section_rule(  # noqa: PLR0913 (the fields of the record)
 
     def of(test: Callable[..., str | None]) -> Rule:
         code = test.__code__
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        fields = {name: _path(section, name) for name in names[: code.co_argcount]}
-        fields |= {name: f"facts.{name}" for name in names[code.co_argcount :]}
-        if code.co_flags & _CO_VARKEYWORDS:
-            names += tuple(name for name in paths if name not in names)
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        names = (*parameters, *others)
+        fields = {name: _path(section, name) for name in names}
+        fields |= {name: f"facts.{name}" for name in parameters[code.co_argcount :]}
         fields |= paths
         if unknown := {*fields, *fails, *passes, *fallback}.difference(names):
             raise ValueError(
@@ -145,49 +148,8 @@ def section_rule(  # noqa: PLR0913 (the fields of the record)
 def _path(section: str, name: str) -> str:
     if name in DEGREES:
         return DEGREES[name]
-    return name.replace("__", ".") if "__" in name else f"{section}.{name}"
-
-
-def rule(  # noqa: PLR0913 (the fields of the record)
-    id: str,
-    fields: str | Sequence[str],
-    test: Callable[..., str | None],
-    *,
-    why: str,
-    fix: str,
-    fails: Sequence[object],
-    passes: Sequence[object],
-    severity: Literal["error", "warning"] = "error",
-    fallback: Mapping[str, object] = NOTHING,
-) -> Rule:
-    """Return a rule with a test by position. Examples are in the order of the fields; the last may be left out."""
-    paths = (fields,) if isinstance(fields, str) else tuple(fields)
-    return Rule(
-        id=id,
-        fields=paths,
-        test=test,
-        why=why,
-        fix=fix,
-        severity=severity,
-        fails=dict(zip(paths[: len(fails)], fails, strict=True)),
-        passes=dict(zip(paths[: len(passes)], passes, strict=True)),
-        fallback=fallback,
-    )
-
-
-def as_warning(rule: Rule) -> Rule:
-    """Return the rule with severity "warning"."""
-    return replace(rule, severity="warning")
-
-
-def implied_by(ids: str, rule: Rule) -> Rule:
-    """Return the rule, which `check` leaves out if one of the rules with these ids is violated."""
-    return replace(rule, implied_by=tuple(ids.split()))
-
-
-def with_fallback(rule: Rule, path: str, value: object) -> Rule:
-    """Return the rule, with a value that replaces a rejected one of a recipe or a default."""
-    return replace(rule, fallback={path: value})
+    path = name.replace("__", ".")
+    return path if "." in path or not section else f"{section}.{path}"
 
 
 def one_of(
@@ -200,42 +162,58 @@ def one_of(
         return None if value in choices else f"must be one of {names} ({_named([path], [value])})"
 
     passing = choices[0] if passes is None else passes
-    return rule(id, path, test, why=why, fix=fix, fails=(fails,), passes=(passing,))
+    return _of_one_field(id, path, test, why=why, fix=fix, fails=fails, passes=passing)
 
 
-def in_range(  # noqa: PLR0913 (two bounds, and the fields of the record)
+def in_range(  # noqa: PLR0913 (four bounds, and the fields of the record)
     id: str,
     path: str,
     low: float = -inf,
     high: float = inf,
     *,
+    above: float = -inf,
+    below: float = inf,
     why: str,
     fix: str = "",
     fails: object = None,
     passes: object = None,
-    below: float = inf,
 ) -> Rule:
-    """Return a rule that a number is at least `low`, at most `high` and less than `below`. None is accepted."""
-    lower = f"at least {low}" if low > -inf else ""
-    upper = f"less than {below}" if below < inf else ""
-    if high < inf:
-        upper = f"at most {high}"
-    bounds = f"from {low} to {high}" if lower and high < inf else " and ".join(filter(None, (lower, upper)))
+    """Return a rule that a number is at least `low`, at most `high`, above `above` and less than `below`.
+
+    None is accepted. The examples are the numbers at the bounds, and the fix names the bounds, by default.
+    """
+    lower = f"at least {low}" if low > -inf else f"above {above}"
+    upper = f"at most {high}" if high < inf else f"less than {below}"
+    bounds = " and ".join(text for text in (lower, upper) if not text.endswith("inf"))
+    span = f"a number {bounds}"
+    if low > -inf and upper == "less than inf":
+        span = f"{low} or more"
+    elif low > -inf and high < inf:
+        bounds, span = f"from {low} to {high}", f"{low} to {high}"
+    outside = next(n for n in (low - 1, above, high + 1, below) if abs(n) < inf)
+    inside = next(n for n in (low, high, above + 1, below - 1) if abs(n) < inf)
 
     def test(value: float | None) -> str | None:
-        fits = value is None or (low <= value <= high and (value < below or below == inf))
+        fits = value is None or (
+            low <= value <= high and (value > above or above == -inf) and (value < below or below == inf)
+        )
         return None if fits else f"must be {bounds} ({_named([path], [value])})"
 
-    limit = f"{low} to {high}" if high < inf else f"{low} or more"
-    return rule(
+    return _of_one_field(
         id,
         path,
         test,
         why=why,
-        fix=fix or f"Set {path} to {limit}.",
-        fails=(low - 1 if fails is None else fails,),
-        passes=(low if passes is None else passes,),
+        fix=fix or f"Set {path} to {span}.",
+        fails=outside if fails is None else fails,
+        passes=inside if passes is None else passes,
     )
+
+
+def lettered(number: str, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield an id and a path for each rule of a kind on several fields; the ids are `number` with a letter appended."""
+    for letter, path in zip(ascii_lowercase, paths, strict=False):
+        yield f"{number}{letter}", path
 
 
 def excludes(
@@ -246,6 +224,8 @@ def excludes(
     fix: str,
     fails: Mapping[str, object] = NOTHING,
     passes: Mapping[str, object] = NOTHING,
+    severity: Severity = "error",
+    fallback: Mapping[str, object] = NOTHING,
 ) -> Rule:
     """Return a rule that fields do not satisfy these conditions, path to value or `Match`, at the same time.
 
@@ -262,11 +242,20 @@ def excludes(
         return f"cannot be combined with {rest} ({_named(conditions, values)})"
 
     failing = {**_values(conditions), **fails}
-    passing = {**failing, first: _other(conditions[first]), **passes}
-    return Rule(id=id, fields=(*conditions,), test=test, why=why, fix=fix, fails=failing, passes=passing)
+    return Rule(
+        id=id,
+        fields=(*conditions,),
+        test=test,
+        why=why,
+        fix=fix,
+        severity=severity,
+        fails=failing,
+        passes={**failing, first: _other(conditions[first]), **passes},
+        fallback=fallback,
+    )
 
 
-def requires(
+def requires(  # noqa: PLR0913 (the fields of the record)
     id: str,
     when: Mapping[str, object],
     needs: Mapping[str, object],
@@ -275,6 +264,9 @@ def requires(
     fix: str,
     fails: Mapping[str, object] = NOTHING,
     passes: Mapping[str, object] = NOTHING,
+    severity: Severity = "error",
+    fallback: Mapping[str, object] = NOTHING,
+    implied_by: str = "",
 ) -> Rule:
     """Return a rule that fields which satisfy the conditions `when` come with others that satisfy `needs`.
 
@@ -291,32 +283,17 @@ def requires(
 
     lacking = next(iter(needs))
     failing = {**_values(when), lacking: _other(needs[lacking]), **fails}
-    passing = {**failing, **_values(needs), **passes}
-    return Rule(id=id, fields=paths, test=test, why=why, fix=fix, fails=failing, passes=passing)
-
-
-def rules_for_each(
-    number: str,
-    paths: Sequence[str],
-    test: Callable[..., str | None],
-    *,
-    why: str,
-    fix: str,
-    fails: object,
-    passes: object,
-) -> tuple[Rule, ...]:
-    """Return one rule per field with the same condition. The ids are `number` with a letter appended."""
-    return tuple(
-        rule(
-            f"{number}{letter}",
-            path,
-            test,
-            why=why,
-            fix=f"Set {path} to {fix}.",
-            fails=(fails,),
-            passes=(passes,),
-        )
-        for letter, path in zip(ascii_lowercase, paths, strict=False)
+    return Rule(
+        id=id,
+        fields=paths,
+        test=test,
+        why=why,
+        fix=fix,
+        severity=severity,
+        fails=failing,
+        passes={**failing, **_values(needs), **passes},
+        fallback=fallback,
+        implied_by=tuple(implied_by.split()),
     )
 
 
@@ -327,20 +304,9 @@ def at_most(id: str, path: str, most: int, *, why: str) -> Rule:
         return f"is {size:,}, more than {most:,}" if size is not None and size > most else None
 
     fix = f"Set {path.removeprefix('facts.')} to at most {most:,}."
-    return rule(id, path, test, why=why, fix=fix, fails=(10**13,), passes=(4096 if most > 10_000 else 128,))
-
-
-def multiple_of(
-    id: str, path: str, divisor: str, *, why: str, fix: str, fails: Sequence[object], passes: Sequence[object]
-) -> Rule:
-    """Return a rule that a number is a positive multiple of another one. None and divisors below 1 are accepted."""
-
-    def test(value: int | None, by: int | None) -> str | None:
-        if value is None or by is None or by < 1 or (value >= 1 and value % by == 0):
-            return None
-        return f"must be a multiple of {_leaf(divisor, path)} ({_named([path, divisor], [value, by])})"
-
-    return rule(id, (path, divisor), test, why=why, fix=fix, fails=fails, passes=passes)
+    return _of_one_field(
+        id, path, test, why=why, fix=fix, fails=10**13, passes=4096 if most > 10_000 else 128
+    )
 
 
 def no_effect(
@@ -350,10 +316,15 @@ def no_effect(
     *,
     why: str,
     fix: str,
-    fails: Sequence[object],
-    passes: Sequence[object],
+    fails: Mapping[str, object],
+    passes: Mapping[str, object] = NOTHING,
+    severity: Severity = "error",
 ) -> Rule:
-    """Return a rule that rejects settings which differ from their defaults while the field `switch` is off."""
+    """Return a rule that rejects settings which differ from their defaults while the field `switch` is off.
+
+    The examples are the defaults with what `fails` changes, with the switch off and on; `passes` holds its value if
+    that is not true.
+    """
 
     def test(on: object, *values: object) -> str | None:
         changed = {
@@ -365,7 +336,18 @@ def no_effect(
             return None
         return f"leaves other settings without effect ({_named([switch, *changed], [on, *changed.values()])})"
 
-    return rule(id, (switch, *defaults), test, why=why, fix=fix, fails=fails, passes=passes)
+    on = {switch: True, **passes}
+    failing = {switch: _other(on[switch]), **defaults, **fails}
+    return Rule(
+        id=id,
+        fields=(switch, *defaults),
+        test=test,
+        why=why,
+        fix=fix,
+        severity=severity,
+        fails=failing,
+        passes={**failing, **on},
+    )
 
 
 def needs_package(
@@ -390,9 +372,10 @@ def needs_package(
             return None
         return f"requires {package}, which is not installed ({_named([*on], [*on.values()])})"
 
-    given: tuple[object, ...] = (example, *[None] * (len(paths) - 1))
     fields = (*paths, f"facts.{fact}")
-    return rule(id, fields, test, why=why, fix=fix, fails=(*given, False), passes=(*given, True))
+    failing = {**dict.fromkeys(paths), paths[0]: example, fields[-1]: False}
+    passing = {**failing, fields[-1]: True}
+    return Rule(id=id, fields=fields, test=test, why=why, fix=fix, fails=failing, passes=passing)
 
 
 def unsupported(
@@ -404,14 +387,22 @@ def unsupported(
         accepted = value is None or value == neutral
         return None if accepted else f"is not supported ({_named([path], [value])})"
 
-    return rule(
-        id,
-        path,
-        test,
-        why=why,
-        fix=fix or f"Leave it at {shown(neutral)}.",
-        fails=(fails,),
-        passes=(neutral,),
+    advice = fix or f"Leave it at {shown(neutral)}."
+    return _of_one_field(id, path, test, why=why, fix=advice, fails=fails, passes=neutral)
+
+
+def _of_one_field(
+    id: str,
+    path: str,
+    test: Callable[[Any], str | None],
+    *,
+    why: str,
+    fix: str,
+    fails: object,
+    passes: object,
+) -> Rule:
+    return Rule(
+        id=id, fields=(path,), test=test, why=why, fix=fix, fails={path: fails}, passes={path: passes}
     )
 
 
@@ -447,5 +438,4 @@ def _leaf(path: str, first: str) -> str:
 def _named(paths: Iterable[str], values: Iterable[object]) -> str:
     """Return values with the names of their fields, as in `fp8=hybrid, fp4=null`."""
     names = [*paths]
-    pairs = zip(names, values, strict=True)
-    return ", ".join(f"{_leaf(path, names[0])}={shown(value)}" for path, value in pairs)
+    return assigned({_leaf(path, names[0]): value for path, value in zip(names, values, strict=True)})

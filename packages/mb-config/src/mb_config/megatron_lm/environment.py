@@ -41,7 +41,7 @@ def carried_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], d
             named[name] = "model.attention_backend sets it"
         elif _SECRET.fullmatch(name):
             named[name] = "a secret; set it in the shell"
-        elif loads_code({name: value}) is not None:
+        elif loads_code({name: value}):
             named[name] = "it loads code; set it in the shell"
         elif _SETTINGS.fullmatch(name):
             carried[name] = value

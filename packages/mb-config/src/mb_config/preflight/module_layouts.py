@@ -12,15 +12,11 @@ from typing import Any, cast
 
 from mb_config.errors import ConfigurationError
 from mb_config.preflight.problems import RuleLike
+from mb_config.rules.parallelism import SIZES
 from mb_schema.rules import Rule, value_at
 
 WORLD_SIZE, ALL_PROCESSES = "facts.world_size", "facts.all_processes"
-_SIZES = (
-    "model.tensor_model_parallel_size",
-    "model.pipeline_model_parallel_size",
-    "model.context_parallel_size",
-)
-_LAYOUT = ("model.language_rank_offset", "model.vision_tensor_model_parallel_size", _SIZES[0])
+_LAYOUT = ("model.language_rank_offset", "model.vision_tensor_model_parallel_size", SIZES[0])
 
 
 class ParallelSizeError(ConfigurationError, ValueError):
@@ -33,7 +29,7 @@ def smallest_world(model: object) -> int:
     Raises:
         ParallelSizeError: If a parallel size is not positive.
     """
-    tp, pp, cp = (_degree(model, path) or 1 for path in _SIZES)
+    tp, pp, cp = (_degree(model, path) or 1 for path in SIZES)
     experts = (_degree(model, "model.expert_model_parallel_size") or 1) * (
         _degree(model, "model.expert_tensor_parallel_size") or tp
     )
@@ -54,7 +50,7 @@ def one_replica(model: object, facts: Mapping[str, object]) -> Mapping[str, obje
 
     The number of processes is then `all_processes`.
     """
-    sizes = [_field(model, path) for path in _SIZES]
+    sizes = [_field(model, path) for path in SIZES]
     known = all(isinstance(size, int) for size in sizes)  # the check reports values of other types
     if "world_size" not in facts or not known or not has_parallelism_per_module(model):
         return facts
@@ -82,7 +78,7 @@ def rules_per_point(rules: Iterable[RuleLike], model: object) -> list[RuleLike]:
 
 def _with_layout(rule: RuleLike) -> RuleLike:
     read = [WORLD_SIZE if path == ALL_PROCESSES else path for path in rule.fields]
-    paths = tuple(dict.fromkeys([*read, *_LAYOUT, *_SIZES]))
+    paths = tuple(dict.fromkeys([*read, *_LAYOUT, *SIZES]))
     return Rule(
         id=rule.id,
         fields=paths,
@@ -104,7 +100,7 @@ def _test_with_layout(rule: RuleLike, paths: Sequence[str]) -> Callable[..., str
         if ALL_PROCESSES in rule.fields and not different:
             return None
         processes = known[WORLD_SIZE]
-        replica = max(1, prod(known[path] or 1 for path in _SIZES)) if different else processes
+        replica = max(1, prod(known[path] or 1 for path in SIZES)) if different else processes
         facts = {ALL_PROCESSES: processes, WORLD_SIZE: replica}
         return Rule.message(cast("Rule", rule), {**known, **facts})
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mb_config.resolve.state import Priority, ResolverState
-from mb_config.rules.fsdp import FSDP_SWITCHES
 
+_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
 _DISTRIBUTED_OPTIMIZER = ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer")
 _ALL_GATHER_IN_GRAD_BUFFER = (
     "ddp.reuse_grad_buf_for_mxfp8_param_ag",
@@ -18,10 +18,10 @@ def resolve_fsdp(state: ResolverState) -> None:
     The other switch becomes true, too. Different values from a recipe or a class default are overwritten; a different
     value set by the user is a conflict, also if it is the other switch.
     """
-    enabled = [path for path in FSDP_SWITCHES if state.get(path)]
+    enabled = [path for path in _SWITCHES if state.get(path)]
     if not enabled:
         return
-    for path in FSDP_SWITCHES:
+    for path in _SWITCHES:
         _require(state, path, True, rule="V170", switch=enabled[0], why="both fields control one setting")
     for path in _DISTRIBUTED_OPTIMIZER:
         _require(

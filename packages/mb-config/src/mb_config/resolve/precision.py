@@ -7,7 +7,7 @@ from copy import deepcopy
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
 from mb_config.resolve.precision_table import CORE, precision_values
 from mb_config.resolve.state import Priority, ResolverState
-from mb_config.rules.formatting import format_value
+from mb_schema.rule_kinds import shown
 
 
 def resolve_precision(state: ResolverState) -> None:
@@ -36,9 +36,7 @@ def resolve_precision(state: ResolverState) -> None:
             state.conflict(
                 (path, "mixed_precision"),
                 rule="V017",
-                message=(
-                    f"is {format_value(state.get(path))}, but the precision recipe {name} sets {format_value(value)}"
-                ),
+                message=(f"is {shown(state.get(path))}, but the precision recipe {name} sets {shown(value)}"),
                 why="this field defines the recipe",
                 fix=f"Leave {path} unset, or choose another mixed_precision.",
             )

@@ -17,10 +17,10 @@ from mb_config.resolve.overlap import resolve_overlap
 from mb_config.resolve.precision import resolve_precision
 from mb_config.resolve.state import Change, Priority, ResolverState
 from mb_config.rules import batch_sizes, schedule
-from mb_config.rules.formatting import format_value
 from mb_config.rules.training import LENGTH_RULES, MOVED
 from mb_config.schedules.batch_stages import scheduled_stages, sequences_in, steps_within, unscheduled_stages
 from mb_config.schedules.learning_rate import epoch_iterations, scheduler_steps, weight_decays
+from mb_schema.rule_kinds import shown
 from mb_schema.rules import NOTHING, Problem
 
 __all__ = ["Change", "apply_perf", "mimo_runtime_config_update", "runtime_config_update"]
@@ -217,7 +217,7 @@ def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> Non
         state.conflict(
             (first, second),
             rule=rule,
-            message=f"is {format_value(state.get(first))}, but {second} is {format_value(state.get(second))}",
+            message=f"is {shown(state.get(first))}, but {second} is {shown(state.get(second))}",
             why="both fields control one setting",
             fix="Set both to the same value, or only one of them.",
         )
@@ -246,7 +246,7 @@ def _evaluation(state: ResolverState) -> None:
             state.conflict(
                 (old, new),
                 rule="V139d",
-                message=f"is {format_value(state.get(old))}, but {new} is {format_value(state.get(new))}",
+                message=f"is {shown(state.get(old))}, but {new} is {shown(state.get(new))}",
                 why="the first is the deprecated name of the second",
                 fix=f"Set only {new}.",
             )

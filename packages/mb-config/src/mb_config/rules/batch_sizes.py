@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from mb_config.rules.formatting import format_value
 from mb_config.rules.parallelism import data_parallel_size
 from mb_config.schedules.batch_stages import scheduled_stages
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import assigned, section_rule
 from mb_schema.rules import Rule
 
 train_rule = partial(section_rule, "train")
@@ -24,17 +23,23 @@ MAX_STEPS = 10_000
     fails={"global_batch_size": 8},
     passes={"micro_batch_size": 2},
 )
-def _batch_sizes(global_batch_size, micro_batch_size, step_batch_size_schedule):
-    wrong = [
-        f"{name}={format_value(value)}"
-        for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size))
-        if (value is None and (step_batch_size_schedule is None or name != "global_batch_size"))
-        or (value is not None and value < 1)
-    ]
-    return f"both batch sizes must be at least 1 ({', '.join(wrong)})" if wrong else None
+def _batch_size_below_one(global_batch_size, micro_batch_size, step_batch_size_schedule):
+    sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
+    if step_batch_size_schedule is not None and global_batch_size is None:
+        del sizes["global_batch_size"]
+    wrong = {name: size for name, size in sizes.items() if size is None or size < 1}
+    return f"both batch sizes must be at least 1 ({assigned(wrong)})" if wrong else None
 
 
-def _ramp(rampup_batch_size, global_batch_size):
+@train_rule(
+    "TR02",
+    why="the batch size grows from the first value to the global batch size in equal increments",
+    fix="Set [first batch, increment, sequences] such that the increments end at train.global_batch_size.",
+    fails={"rampup_batch_size": [8, 5, 1000], "global_batch_size": 32},
+    passes={"rampup_batch_size": [8, 8, 1000]},
+)
+def uneven_ramp(rampup_batch_size, global_batch_size):
+    """Reject a ramp-up that does not end at the global batch size."""
     if rampup_batch_size is None:
         return None
     if (
@@ -54,12 +59,11 @@ def _ramp(rampup_batch_size, global_batch_size):
 
 def is_valid_ramp(rampup: object, batch: int | None) -> bool:
     """Return True if there is no ramp-up, or it is valid and ends at the batch."""
-    return _ramp(rampup, batch) is None
+    return uneven_ramp.test(rampup, batch) is None
 
 
 @train_rule(
     "TR03",
-    paths={"world_size": "facts.world_size"},
     why="each replica processes the same number of microbatches, also during the ramp-up",
     fix="Choose a first batch and an increment that are multiples of it.",
     fails={
@@ -70,15 +74,16 @@ def is_valid_ramp(rampup: object, batch: int | None) -> bool:
     },
     passes={"rampup_batch_size": [32, 32, 1000], "global_batch_size": 64},
 )
-def _ramp_divides(
+def _ramp_not_divided_by_replicas(
     rampup_batch_size,
     global_batch_size,
     micro_batch_size,
     decrease_batch_size_if_needed,
-    world_size,
     tp,
     pp,
     cp,
+    *,
+    world_size,
 ):
     dp = data_parallel_size(world_size, tp, pp, cp)
     if (
@@ -104,16 +109,24 @@ def _ramp_divides(
     return None
 
 
-def _scheduled(step_batch_size_schedule, rampup_batch_size, decrease_batch_size_if_needed, model__seq_length):
+@train_rule(
+    "TR08",
+    why="it sets every batch size and the token at which it starts, beginning at 0 and increasing",
+    fix='Write it as "0:768 250B:1536", without the other fields.',
+    fails={"step_batch_size_schedule": "1B:512"},
+    passes={"step_batch_size_schedule": "0:256 1B:512", "model__seq_length": 4096},
+)
+def _unusable_schedule(
+    step_batch_size_schedule, rampup_batch_size, decrease_batch_size_if_needed, model__seq_length
+):
     if step_batch_size_schedule is None:
         return None
     others = {
         "rampup_batch_size": rampup_batch_size,
         "decrease_batch_size_if_needed": decrease_batch_size_if_needed,
     }
-    conflicting = [f"{name}={format_value(value)}" for name, value in others.items() if value]
-    if conflicting:
-        return f"cannot be combined with {', '.join(conflicting)}"
+    if conflicting := {name: value for name, value in others.items() if value}:
+        return f"cannot be combined with {assigned(conflicting)}"
     try:
         scheduled_stages(step_batch_size_schedule, seq_length=model__seq_length)
     except ValueError as error:
@@ -123,18 +136,17 @@ def _scheduled(step_batch_size_schedule, rampup_batch_size, decrease_batch_size_
 
 def is_valid_schedule(text: str) -> bool:
     """Return True if a schedule can be parsed, with its thresholds as sequences."""
-    return _scheduled(text, None, None, None) is None
+    return _unusable_schedule.test(text, None, None, None) is None
 
 
 @train_rule(
     "TR09",
-    paths={"world_size": "facts.world_size"},
     why="each replica processes the same number of microbatches in every stage",
     fix="Choose batch sizes that are multiples of it.",
     fails={"step_batch_size_schedule": "0:32 1M:48", "micro_batch_size": 4, "world_size": 8},
     passes={"step_batch_size_schedule": "0:32 1M:64"},
 )
-def _schedule_divides(step_batch_size_schedule, micro_batch_size, world_size, tp, pp, cp):
+def _schedule_not_divided_by_replicas(step_batch_size_schedule, micro_batch_size, tp, pp, cp, *, world_size):
     dp = data_parallel_size(world_size, tp, pp, cp)
     if (
         step_batch_size_schedule is None
@@ -175,14 +187,15 @@ def _less_than_one_batch(train_samples, global_batch_size, rampup_batch_size, st
 
 @train_rule(
     "V242",
-    paths={"world_size": "facts.world_size"},
     why="each replica processes the same number of microbatches",
     fix="Change train.global_batch_size or train.micro_batch_size, "
     "or set train.decrease_batch_size_if_needed=true.",
     fails={"global_batch_size": 32, "micro_batch_size": 3, "world_size": 8},
     passes={"micro_batch_size": 4},
 )
-def _uneven_batch(global_batch_size, micro_batch_size, decrease_batch_size_if_needed, world_size, tp, pp, cp):
+def _uneven_batch(
+    global_batch_size, micro_batch_size, decrease_batch_size_if_needed, tp, pp, cp, *, world_size
+):
     dp = data_parallel_size(world_size, tp, pp, cp)
     return (
         None
@@ -200,7 +213,6 @@ def _uneven(batch: int | None, micro: int | None, dp: int, *, lenient: bool) -> 
 
 @validation_rule(
     "V119",
-    paths={"world_size": "facts.world_size"},
     why="each replica processes the same number of microbatches in evaluations as well",
     fix="Change validation.eval_global_batch_size or validation.eval_micro_batch_size.",
     fails={"eval_global_batch_size": 6, "eval_micro_batch_size": 4, "world_size": 1},
@@ -212,11 +224,12 @@ def _uneven_eval_batch(
     train__global_batch_size,
     train__micro_batch_size,
     train__decrease_batch_size_if_needed,
-    world_size,
     tp,
     pp,
     cp,
     dist__eval_context_parallel_size,
+    *,
+    world_size,
 ):
     if (
         eval_global_batch_size is None
@@ -240,28 +253,13 @@ def _uneven_eval_batch(
     return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
 
 
-RAMP_UP = train_rule(
-    "TR02",
-    why="the batch size grows from the first value to the global batch size in equal increments",
-    fix="Set [first batch, increment, sequences] such that the increments end at train.global_batch_size.",
-    fails={"rampup_batch_size": [8, 5, 1000], "global_batch_size": 32},
-    passes={"rampup_batch_size": [8, 8, 1000]},
-)(_ramp)
-
-
 RULES: tuple[Rule, ...] = (
-    RAMP_UP,
-    _ramp_divides,
-    train_rule(
-        "TR08",
-        why="it sets every batch size and the token at which it starts, beginning at 0 and increasing",
-        fix='Write it as "0:768 250B:1536", without the other fields.',
-        fails={"step_batch_size_schedule": "1B:512"},
-        passes={"step_batch_size_schedule": "0:256 1B:512", "model__seq_length": 4096},
-    )(_scheduled),
-    _schedule_divides,
+    uneven_ramp,
+    _ramp_not_divided_by_replicas,
+    _unusable_schedule,
+    _schedule_not_divided_by_replicas,
     _less_than_one_batch,
-    _batch_sizes,
+    _batch_size_below_one,
     _uneven_batch,
     _uneven_eval_batch,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from mb_config.rules.environment import expandable_segments
-from mb_config.rules.precision import dtype_rule
-from mb_schema.cuda_graphs import GRAPH_FIELDS, captures_full_iteration
-from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, section_rule, within
+from mb_config.rules.precision import unknown_dtypes
+from mb_schema.cuda_graphs import captures_full_iteration
+from mb_schema.rule_kinds import SET, excludes, in_range, requires, section_rule
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
 
@@ -21,7 +21,7 @@ ddp_rule = partial(section_rule, "ddp")
     fails={"param_name_patterns_for_fp32_local_accumulation": ("all",), "grad_reduce_in_fp32": True},
     passes={"grad_reduce_in_fp32": None},
 )
-def _patterns(param_name_patterns_for_fp32_local_accumulation, grad_reduce_in_fp32):
+def _patterns_without_effect(param_name_patterns_for_fp32_local_accumulation, grad_reduce_in_fp32):
     if param_name_patterns_for_fp32_local_accumulation and grad_reduce_in_fp32:
         return f"{list(param_name_patterns_for_fp32_local_accumulation)} are set together with grad_reduce_in_fp32"
     return None
@@ -34,7 +34,7 @@ def _patterns(param_name_patterns_for_fp32_local_accumulation, grad_reduce_in_fp
     fails={"num_buckets": 4, "bucket_size": 1000},
     passes={"bucket_size": None},
 )
-def _buckets(num_buckets, bucket_size):
+def _two_numbers_of_buckets(num_buckets, bucket_size):
     if num_buckets is None:
         return None
     if num_buckets < 1:
@@ -55,7 +55,7 @@ def _buckets(num_buckets, bucket_size):
     },
     passes={"torch_version": "2.11.0a0+5228986c39"},
 )
-def _growing_buffers(nccl_ub, *, env, torch_version):
+def _buffers_in_expandable_segments(nccl_ub, *, env, torch_version):
     variable = expandable_segments(env)
     if not nccl_ub or variable is None or at_least(torch_version, 2, 11):
         return None
@@ -70,30 +70,46 @@ SECTION_RULES: tuple[Rule, ...] = (
         why="the buffer is shared with the all-gather of FP8 parameters",
         fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
     ),
-    _patterns,
-    _buckets,
+    _patterns_without_effect,
+    _two_numbers_of_buckets,
     in_range(
         "V050d",
         "ddp.bucket_size",
         1,
         why="it is the number of parameters per bucket",
         fix="Set ddp.bucket_size to a number such as 40000000, or to null.",
-        fails=-5,
-        passes=40_000_000,
     ),
-    dtype_rule(
+    unknown_dtypes(
         "DT03",
-        within(
-            "ddp",
-            "megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype",
+        "ddp",
+        (
+            "megatron_fsdp_main_params_dtype",
+            "megatron_fsdp_main_grads_dtype",
+            "megatron_fsdp_grad_comm_dtype",
         ),
     ),
-    _growing_buffers,
+    _buffers_in_expandable_segments,
 )
 
 
-def _gradients_read_in_graph(nan: bool | None, large: bool | None, *graph: object) -> str | None:
-    if not (nan or large) or not captures_full_iteration(*graph):
+@ddp_rule(
+    "V127a",
+    why="the host cannot read a value while the step is captured",
+    fix="Set ddp.check_for_nan_in_grad=false and ddp.check_for_large_grads=false.",
+    fails={"check_for_nan_in_grad": True, "model__cuda_graph_impl": "full_iteration"},
+    passes={"check_for_nan_in_grad": False},
+)
+def _gradients_read_in_graph(
+    check_for_nan_in_grad,
+    check_for_large_grads,
+    model__cuda_graph_impl,
+    model__cuda_graph_modules,
+    model__cuda_graph_scope,
+):
+    captured = captures_full_iteration(
+        model__cuda_graph_impl, model__cuda_graph_modules, model__cuda_graph_scope
+    )
+    if not captured or not (check_for_nan_in_grad or check_for_large_grads):
         return None
     return "gradients are read before they are reduced, within a CUDA graph of the full iteration"
 
@@ -107,15 +123,7 @@ RULES: tuple[Rule, ...] = (
         fix="Leave model.no_sync_func unset or set ddp.overlap_grad_reduce=false.",
         fails={"model.no_sync_func": "my.no_sync"},
     ),
-    rule(
-        "V127a",
-        (*within("ddp", "check_for_nan_in_grad check_for_large_grads"), *GRAPH_FIELDS),
-        _gradients_read_in_graph,
-        why="the host cannot read a value while the step is captured",
-        fix="Set ddp.check_for_nan_in_grad=false and ddp.check_for_large_grads=false.",
-        fails=(True, False, "full_iteration"),
-        passes=(False, False, "full_iteration"),
-    ),
+    _gradients_read_in_graph,
     excludes(
         "V137b",
         {"ddp.average_in_collective": True, "model.calculate_per_token_loss": True},

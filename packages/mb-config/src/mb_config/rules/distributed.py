@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from mb_config.rules.formatting import format_assignments, format_value
-from mb_config.rules.fsdp import FSDP_SWITCHES
-from mb_schema.rule_kinds import SET, excludes, in_range, requires, rule, section_rule
+from mb_schema.rule_kinds import SET, assigned, excludes, in_range, requires, section_rule, shown
 from mb_schema.rules import Rule
 
 ddp_rule = partial(section_rule, "ddp")
+dist_rule = partial(section_rule, "dist")
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,
@@ -18,34 +17,82 @@ _RECORDER = {
     "flight_recorder_include_only_active": True,
     "flight_recorder_extra_dump_on_exec": True,
 }
-"""Settings of NCCL's flight recorder, which is active if it has a path."""
+"""Settings of NCCL's flight recorder, with their defaults. It is active if it has a path."""
 
 
-_TIME_OUTS = ("dist.distributed_timeout_minutes", "dist.distributed_timeout_seconds_after_init")
+def _two_values_of_one_setting(id: str, name: str) -> Rule:
+    def differ(ours, theirs):
+        if ours is None or theirs is None or ours == theirs:
+            return None
+        return f"is {shown(ours)} in ddp, but {shown(theirs)} in optimizer"
+
+    return ddp_rule(
+        id,
+        paths={"ours": f"ddp.{name}", "theirs": f"optimizer.{name}"},
+        why="the wrapper and the optimizer share this setting; resolving makes both equal",
+        fix="Set both to the same value.",
+        fails={"ours": True, "theirs": False},
+        passes={"theirs": True},
+        severity="warning",
+    )(differ)
 
 
-def _differ(ours, theirs):
-    if ours is None or theirs is None or ours == theirs:
+@ddp_rule(
+    "PG03",
+    why="only sharded parameters are all-gathered",
+    fix="Set ddp.use_distributed_optimizer=true or ddp.overlap_param_gather=false.",
+    fails={"overlap_param_gather": True},
+    passes={"use_distributed_optimizer": True},
+)
+def _gather_of_unsharded_parameters(
+    overlap_param_gather,
+    use_distributed_optimizer,
+    optimizer__use_distributed_optimizer,
+    optimizer__use_layer_wise_distributed_optimizer,
+    use_megatron_fsdp,
+    dist__use_megatron_fsdp,
+):
+    sharded = (
+        use_distributed_optimizer
+        or optimizer__use_distributed_optimizer
+        or optimizer__use_layer_wise_distributed_optimizer
+        or use_megatron_fsdp
+        or dist__use_megatron_fsdp
+    )
+    return "requires use_distributed_optimizer" if overlap_param_gather and not sharded else None
+
+
+@dist_rule(
+    "PG05",
+    others=_RECORDER,
+    why="the flight recorder is active only with a dump path",
+    fix="Set dist.flight_recorder_dump_path, or leave the other settings of the flight recorder unset.",
+    fails={"flight_recorder_include_stack_trace": True},
+    passes={"flight_recorder_dump_path": "/tmp/trace_"},
+)
+def _flight_recorder_without_path(flight_recorder_dump_path, **settings):
+    changed = {
+        name: value for name, value in settings.items() if value is not None and value != _RECORDER[name]
+    }
+    if not changed or flight_recorder_dump_path:
         return None
-    return f"is {format_value(ours)} in ddp, but {format_value(theirs)} in optimizer"
+    return f"is not set, so that {assigned(changed)} would have no effect"
 
 
-def _recorder(path: str | None, *settings: object) -> str | None:
-    changed = [
-        f"{name}={format_value(value)}"
-        for (name, default), value in zip(_RECORDER.items(), settings, strict=True)
-        if value is not None and value != default
-    ]
-    return f"is not set, so that {', '.join(changed)} would have no effect" if changed and not path else None
-
-
-def _time_outs(*values: int | None) -> str | None:
-    short = format_assignments(_TIME_OUTS, values, where=lambda value: value is not None and value < 1)
-    return f"must be at least 1 ({short})" if short else None
-
-
-def _needs(on: object, needed: object, name: str) -> str | None:
-    return f"requires {name}" if on and not needed else None
+@dist_rule(
+    "PG06",
+    why="a collective with a timeout of 0 fails immediately",
+    fix="Set minutes and seconds to at least 1, or dist.distributed_timeout_seconds_after_init=null.",
+    fails={"distributed_timeout_minutes": 0, "distributed_timeout_seconds_after_init": -1},
+    passes={"distributed_timeout_minutes": 1, "distributed_timeout_seconds_after_init": 1},
+)
+def _no_time_for_collectives(distributed_timeout_minutes, distributed_timeout_seconds_after_init):
+    timeouts = {
+        "distributed_timeout_minutes": distributed_timeout_minutes,
+        "distributed_timeout_seconds_after_init": distributed_timeout_seconds_after_init,
+    }
+    short = {name: value for name, value in timeouts.items() if value is not None and value < 1}
+    return f"must be at least 1 ({assigned(short)})" if short else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -71,21 +118,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set dist.use_sharp=true or dist.sharp_enabled_group=null.",
         fails={"dist.sharp_enabled_group": "dp"},
     ),
-    Rule(
-        id="PG03",
-        fields=(
-            "ddp.overlap_param_gather",
-            "ddp.use_distributed_optimizer",
-            "optimizer.use_distributed_optimizer",
-            "optimizer.use_layer_wise_distributed_optimizer",
-            *FSDP_SWITCHES,
-        ),
-        test=lambda on, *sharded: _needs(on, any(sharded), "use_distributed_optimizer"),
-        why="only sharded parameters are all-gathered",
-        fix="Set ddp.use_distributed_optimizer=true or ddp.overlap_param_gather=false.",
-        fails={"ddp.overlap_param_gather": True},
-        passes={"ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True},
-    ),
+    _gather_of_unsharded_parameters,
     requires(
         "PG04",
         {"ddp.overlap_param_gather": True},
@@ -93,59 +126,15 @@ RULES: tuple[Rule, ...] = (
         why="the all-gather uses the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
     ),
-    Rule(
-        id="PG05",
-        fields=("dist.flight_recorder_dump_path", *(f"dist.{name}" for name in _RECORDER)),
-        test=_recorder,
-        why="the flight recorder is active only with a dump path",
-        fix="Set dist.flight_recorder_dump_path, or leave the other settings of the flight recorder unset.",
-        fails={
-            "dist.flight_recorder_trace_buffer_size": 100,
-            "dist.flight_recorder_dump_on_timeout": False,
-            "dist.flight_recorder_include_stack_trace": True,
-            "dist.flight_recorder_include_only_active": False,
-            "dist.flight_recorder_extra_dump_on_exec": False,
-        },
-        passes={
-            "dist.flight_recorder_dump_path": "/tmp/trace_",
-            "dist.flight_recorder_include_stack_trace": True,
-        },
-    ),
-    rule(
-        "PG06",
-        _TIME_OUTS,
-        _time_outs,
-        why="a collective with a timeout of 0 fails immediately",
-        fix="Set minutes and seconds to at least 1, or dist.distributed_timeout_seconds_after_init=null.",
-        fails=(0, -1),
-        passes=(1, 1),
-    ),
-    ddp_rule(
-        "V143",
-        paths={"ours": "ddp.use_distributed_optimizer", "theirs": "optimizer.use_distributed_optimizer"},
-        why="the wrapper and the optimizer share this setting; resolving makes both equal",
-        fix="Set both to the same value.",
-        fails={"ours": True, "theirs": False},
-        passes={"theirs": True},
-        severity="warning",
-    )(_differ),
-    ddp_rule(
-        "V144",
-        paths={"ours": "ddp.overlap_param_gather", "theirs": "optimizer.overlap_param_gather"},
-        why="the wrapper and the optimizer share this setting; resolving makes both equal",
-        fix="Set both to the same value.",
-        fails={"ours": True, "theirs": False},
-        passes={"theirs": True},
-        severity="warning",
-    )(_differ),
+    _flight_recorder_without_path,
+    _no_time_for_collectives,
+    _two_values_of_one_setting("V143", "use_distributed_optimizer"),
+    _two_values_of_one_setting("V144", "overlap_param_gather"),
     in_range(
         "V240",
         "rng.seed",
         1,
         why="Megatron Core rejects other seeds",
-        fix="Set a positive rng.seed.",
-        fails=0,
-        passes=1234,
     ),
     excludes(
         "V157",

@@ -10,7 +10,7 @@ from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
 
-env_vars_rule = partial(section_rule, "env_vars")
+config_rule = partial(section_rule, "")
 model_rule = partial(section_rule, "model")
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -28,9 +28,8 @@ def expandable_segments(env: Mapping[str, str]) -> str | None:
     return None
 
 
-@env_vars_rule(
+@config_rule(
     "V001",
-    paths={"env_vars": "env_vars"},
     why="names of variables are not empty and contain no equals sign",
     fix="Write NAME: value.",
     fails={"env_vars": {"": "1"}},
@@ -41,9 +40,8 @@ def _no_variable_name(env_vars):
     return f"{wrong[0]!r} is not the name of a variable" if wrong else None
 
 
-@env_vars_rule(
+@config_rule(
     "V002",
-    paths={"env_vars": "env_vars"},
     why="the values of environment variables are text",
     fix="Set each variable to text, a number or a boolean.",
     fails={"env_vars": {"NCCL_ALGO": ["Ring", "Tree"]}},
@@ -64,12 +62,23 @@ _LOADS_CODE = re.compile(
 _PLUGIN = re.compile(r"NCCL_\w*PLUGIN\w*")
 
 
-def loads_code(env_vars: Mapping[str, object]) -> str | None:
-    """Return that a variable names code which processes would run; None if no variable does."""
+@config_rule(
+    "EV01",
+    why="processes run the libraries, modules or programs that it names, and a configuration brings no code",
+    fix="Set the variable in the shell.",
+    fails={"env_vars": {"LD_PRELOAD": "/data/x.so"}},
+    passes={"env_vars": {"NCCL_NET_PLUGIN": "ofi"}},
+)
+def _names_code(env_vars):
     for name, value in env_vars.items():
         if _LOADS_CODE.fullmatch(name) or (_PLUGIN.fullmatch(name) and "/" in str(value)):
             return f"{name} is set in a configuration"
     return None
+
+
+def loads_code(variables: Mapping[str, object]) -> bool:
+    """Return whether a variable names code that processes would run."""
+    return _names_code.test(variables) is not None
 
 
 ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
@@ -84,13 +93,12 @@ LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
 
 @model_rule(
     "V141",
-    paths={"env": "facts.env"},
     why="NCCL otherwise selects the algorithm, and with it the order of additions",
     fix="Set NCCL_ALGO=Ring in the shell or in env_vars, or model.deterministic_mode=false.",
     fails={"deterministic_mode": True, "env": {"NCCL_ALGO": "Ring,Tree"}},
     passes={"env": {"NCCL_ALGO": "Ring"}},
 )
-def _nondeterministic_nccl(deterministic_mode, env, dist__distributed_backend):
+def _nondeterministic_nccl(deterministic_mode, dist__distributed_backend, *, env):
     found = env.get("NCCL_ALGO")
     if not deterministic_mode or dist__distributed_backend == "gloo" or found in ALGORITHMS:
         return None
@@ -153,7 +161,7 @@ def registers_growing_buffers(implementation: str | None, env: Mapping[str, str]
     },
     passes={"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True", GRAPH_REGISTER: "0"}},
 )
-def _registered(cuda_graph_impl, *, env):
+def _growing_buffers_registered(cuda_graph_impl, *, env):
     variable = registers_growing_buffers(cuda_graph_impl, env)
     if variable is None or env.get(GRAPH_REGISTER, "0") == "0":
         return None
@@ -163,16 +171,9 @@ def _registered(cuda_graph_impl, *, env):
 RULES: tuple[Rule, ...] = (
     _no_variable_name,
     _no_variable_value,
-    env_vars_rule(
-        "EV01",
-        paths={"env_vars": "env_vars"},
-        why="processes run the libraries, modules or programs that it names, and a configuration brings no code",
-        fix="Set the variable in the shell.",
-        fails={"env_vars": {"LD_PRELOAD": "/data/x.so"}},
-        passes={"env_vars": {"NCCL_NET_PLUGIN": "ofi"}},
-    )(loads_code),
+    _names_code,
     _nondeterministic_nccl,
     _nondeterministic_libraries,
     _disabled_offloading,
-    _registered,
+    _growing_buffers_registered,
 )

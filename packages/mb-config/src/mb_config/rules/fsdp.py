@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from mb_schema.rule_kinds import requires, rule, section_rule
+from mb_schema.rule_kinds import requires, section_rule
 from mb_schema.rules import Rule
 
 ddp_rule = partial(section_rule, "ddp")
-
-FSDP_SWITCHES = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")
-"""Fields that enable Megatron-FSDP. One is sufficient: resolving sets the other one."""
+dist_rule = partial(section_rule, "dist")
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _OUTER = ("no_shard", "optim")
@@ -29,14 +27,60 @@ def _single_queue(use_megatron_fsdp, dist__use_megatron_fsdp, *, env):
     return "cannot be combined with CUDA_DEVICE_MAX_CONNECTIONS=1"
 
 
-def _compared_weights_are_sharded(strategy: str | None, interval: int | None, *on: bool | None) -> str | None:
-    if not any(on) or strategy != "optim_grads_params" or not interval:
+@ddp_rule(
+    "V178",
+    why="no rank holds the complete weights",
+    fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
+    fails={
+        "data_parallel_sharding_strategy": "optim_grads_params",
+        "train__check_weight_hash_across_dp_replicas_interval": 100,
+        "use_megatron_fsdp": True,
+    },
+    passes={"data_parallel_sharding_strategy": "optim_grads"},
+)
+def _compared_weights_are_sharded(
+    data_parallel_sharding_strategy,
+    train__check_weight_hash_across_dp_replicas_interval,
+    use_megatron_fsdp,
+    dist__use_megatron_fsdp,
+):
+    interval = train__check_weight_hash_across_dp_replicas_interval
+    if (
+        not (use_megatron_fsdp or dist__use_megatron_fsdp)
+        or data_parallel_sharding_strategy != "optim_grads_params"
+        or not interval
+    ):
         return None
-    return f"is {strategy}, but the comparison of weights every {interval} steps requires unsharded weights"
+    return (
+        f"is {data_parallel_sharding_strategy}, but the comparison of weights every {interval} steps requires "
+        "unsharded weights"
+    )
 
 
-def _other_rank_order(mapping: bool | None, *on: bool | None) -> str | None:
-    return "cannot be combined with Megatron-FSDP" if mapping and any(on) else None
+@dist_rule(
+    "V179",
+    why="its device mesh orders the ranks tp-cp-ep-dp-pp",
+    fix="Set dist.use_tp_pp_dp_mapping=false.",
+    fails={"use_tp_pp_dp_mapping": True, "ddp__use_megatron_fsdp": True},
+    passes={"ddp__use_megatron_fsdp": None},
+)
+def _other_rank_order(use_tp_pp_dp_mapping, ddp__use_megatron_fsdp, use_megatron_fsdp):
+    if use_tp_pp_dp_mapping and (ddp__use_megatron_fsdp or use_megatron_fsdp):
+        return "cannot be combined with Megatron-FSDP"
+    return None
+
+
+@dist_rule(
+    "V120",
+    why="each parameter is sharded by one of them",
+    fix="Set one of them to false.",
+    fails={"use_torch_fsdp2": True, "use_megatron_fsdp": True},
+    passes={"use_torch_fsdp2": None},
+)
+def _two_kinds_of_sharding(use_torch_fsdp2, ddp__use_megatron_fsdp, use_megatron_fsdp):
+    if use_torch_fsdp2 and (ddp__use_megatron_fsdp or use_megatron_fsdp):
+        return "cannot be combined with use_megatron_fsdp"
+    return None
 
 
 @ddp_rule(
@@ -61,7 +105,7 @@ def _unknown_fsdp_version(megatron_fsdp_version):
     fails={"data_parallel_sharding_strategy": "full"},
     passes={"data_parallel_sharding_strategy": "optim_grads_params"},
 )
-def _strategies(data_parallel_sharding_strategy, outer_dp_sharding_strategy):
+def _unknown_strategy(data_parallel_sharding_strategy, outer_dp_sharding_strategy):
     if data_parallel_sharding_strategy is not None and data_parallel_sharding_strategy not in STRATEGIES:
         return f"{data_parallel_sharding_strategy!r} is not one of {', '.join(STRATEGIES)}"
     if outer_dp_sharding_strategy is not None and outer_dp_sharding_strategy not in _OUTER:
@@ -70,15 +114,7 @@ def _strategies(data_parallel_sharding_strategy, outer_dp_sharding_strategy):
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="V120",
-        fields=("dist.use_torch_fsdp2", *FSDP_SWITCHES),
-        test=lambda torchs, *on: "cannot be combined with use_megatron_fsdp" if torchs and any(on) else None,
-        why="each parameter is sharded by one of them",
-        fix="Set one of them to false.",
-        fails={"dist.use_torch_fsdp2": True, "dist.use_megatron_fsdp": True},
-        passes={"dist.use_megatron_fsdp": True},
-    ),
+    _two_kinds_of_sharding,
     _single_queue,
     requires(
         "V177",
@@ -87,28 +123,8 @@ RULES: tuple[Rule, ...] = (
         why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
     ),
-    rule(
-        "V178",
-        (
-            "ddp.data_parallel_sharding_strategy",
-            "train.check_weight_hash_across_dp_replicas_interval",
-            *FSDP_SWITCHES,
-        ),
-        _compared_weights_are_sharded,
-        why="no rank holds the complete weights",
-        fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
-        fails=("optim_grads_params", 100, True),
-        passes=("optim_grads", 100, True),
-    ),
-    rule(
-        "V179",
-        ("dist.use_tp_pp_dp_mapping", *FSDP_SWITCHES),
-        _other_rank_order,
-        why="its device mesh orders the ranks tp-cp-ep-dp-pp",
-        fix="Set dist.use_tp_pp_dp_mapping=false.",
-        fails=(True, True),
-        passes=(True,),
-    ),
+    _compared_weights_are_sharded,
+    _other_rank_order,
     _unknown_fsdp_version,
-    _strategies,
+    _unknown_strategy,
 )

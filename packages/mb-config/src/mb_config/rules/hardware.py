@@ -12,9 +12,8 @@ from mb_schema.gpu_names import find_short_name, short_name
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
-dist_rule = partial(section_rule, "dist")
+config_rule = partial(section_rule, "")
 facts_rule = partial(section_rule, "facts")
-mixed_precision_rule = partial(section_rule, "mixed_precision")
 
 NVLINK_GPUS: Mapping[str, int] = {
     **dict.fromkeys(("a100", "a800", "h20", "h100", "h200", "h800", "b200", "b300"), 8),
@@ -42,17 +41,16 @@ def nvlink_gpus(gpu: str) -> int | None:
     return NVLINK_GPUS.get(find_short_name(gpu, KNOWN) or "")
 
 
-@dist_rule(
+@facts_rule(
     "H05",
-    paths={"local_world_size": "facts.local_world_size", "gpus_per_node": "facts.gpus_per_node"},
     why="each process of a machine uses the GPU with its local rank as index",
     fix="Start at most one process for each visible GPU (CUDA_VISIBLE_DEVICES), or set "
     "dist.external_gpu_device_mapping=true if the launcher makes one GPU visible to each process.",
     fails={"local_world_size": 8, "gpus_per_node": 4},
     passes={"local_world_size": 4},
 )
-def _shared_gpus(local_world_size, gpus_per_node, external_gpu_device_mapping):
-    if external_gpu_device_mapping or local_world_size <= gpus_per_node:
+def _more_processes_than_gpus(local_world_size, gpus_per_node, dist__external_gpu_device_mapping):
+    if dist__external_gpu_device_mapping or local_world_size <= gpus_per_node:
         return None
     return (
         f"{local_world_size} processes on a machine with {gpus_per_node} visible "
@@ -67,22 +65,21 @@ def _shared_gpus(local_world_size, gpus_per_node, external_gpu_device_mapping):
     fails={"gpu": "h10"},
     passes={"gpu": "h100"},
 )
-def _unknown(*, gpu):
+def _unknown_gpu(gpu):
     if find_short_name(gpu, KNOWN):
         return None
     near = get_close_matches(gpu.lower(), KNOWN, n=3, cutoff=0.5) or KNOWN
     return f"{gpu!r} is not a known GPU; the nearest names are {', '.join(near)}"
 
 
-@mixed_precision_rule(
+@config_rule(
     "H02",
-    paths={"mixed_precision": "mixed_precision"},
     why="its tensor cores do not support this format",
     fix="Choose a different mixed_precision or GPU.",
     fails={"mixed_precision": "bf16_with_mxfp8_mixed", "gpu": "h100"},
     passes={"gpu": "b200"},
 )
-def _recipe_fits(mixed_precision, *, gpu):
+def _recipe_unsupported_on_gpu(mixed_precision, *, gpu):
     requested = {
         name: precision_field(mixed_precision, name) for name in ("bf16", "fp8", "fp8_recipe", "fp4")
     }
@@ -90,7 +87,7 @@ def _recipe_fits(mixed_precision, *, gpu):
 
 
 RULES: tuple[Rule, ...] = (
-    _unknown,
-    _recipe_fits,
-    _shared_gpus,
+    _unknown_gpu,
+    _recipe_unsupported_on_gpu,
+    _more_processes_than_gpus,
 )

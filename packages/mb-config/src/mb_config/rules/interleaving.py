@@ -49,7 +49,6 @@ def _uneven_groups(sizes: list[int], *, unit: int, pp: int, group: int, lenient:
 
 @train_rule(
     "TR11",
-    paths={"world_size": "facts.world_size"},
     why=_WHY,
     fix="Choose batch sizes that, in every stage of the training, are multiples of "
     "micro_batch_size x data parallel x group, or set model.virtual_pipeline_model_parallel_size=null.",
@@ -64,10 +63,11 @@ def _training(
     decrease_batch_size_if_needed,
     model__microbatch_group_size_per_vp_stage,
     vp,
-    world_size,
     tp,
     pp,
     cp,
+    *,
+    world_size,
 ):
     dp = data_parallel_size(world_size, tp, pp, cp)
     if (vp or 1) < 2 or not pp or pp < 2 or dp is None or not micro_batch_size or micro_batch_size < 1:
@@ -83,7 +83,6 @@ def _training(
 
 @validation_rule(
     "TR12",
-    paths={"world_size": "facts.world_size"},
     why=_WHY,
     fix="Choose a validation.eval_global_batch_size that is a multiple of "
     "eval_micro_batch_size x data parallel x group.",
@@ -100,11 +99,12 @@ def _evaluation(
     train__decrease_batch_size_if_needed,
     model__microbatch_group_size_per_vp_stage,
     vp,
-    world_size,
     tp,
     pp,
     cp,
     dist__eval_context_parallel_size,
+    *,
+    world_size,
 ):
     as_trained = (
         eval_global_batch_size in (None, train__global_batch_size)

@@ -8,7 +8,7 @@ from math import prod
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
-model_rule = partial(section_rule, "model")
+facts_rule = partial(section_rule, "facts")
 
 SIZES = (
     "model.tensor_model_parallel_size",
@@ -32,9 +32,8 @@ def _processes(world: int) -> str:
     return "1 process is" if world == 1 else f"{world} processes are"
 
 
-@model_rule(
+@facts_rule(
     "V030",
-    paths={"world_size": "facts.world_size"},
     why="each replica of the model uses tp x pp x cp processes",
     fix="Change the number of processes or the parallel sizes.",
     fails={"world_size": 12, "tp": 2, "pp": 2, "cp": 2},

@@ -10,24 +10,22 @@ from mb_schema.gpu_names import find_short_name
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
-perf_rule = partial(section_rule, "perf")
+config_rule = partial(section_rule, "")
 
 
-@perf_rule(
+@config_rule(
     "PF01",
-    paths={"perf": "perf"},
     why="there are fast settings for these GPUs",
     fix=f"Use one of them, with _{' or _'.join(PRECISIONS)} for that precision, or remove it.",
     fails={"perf": "h10"},
     passes={"perf": "h100_fp8"},
 )
-def _unknown(perf):
+def _unknown_name(perf):
     return f"{perf!r} is not auto or one of {', '.join(GPUS)}" if perf and read_name(perf) is None else None
 
 
-@perf_rule(
+@config_rule(
     "PF03",
-    paths={"perf": "perf"},
     why="the settings were measured on the GPU that they are named for",
     fix="Set perf=auto, or remove it.",
     fails={"perf": "b200", "gpu": "h100"},
@@ -44,9 +42,8 @@ def _other_gpu(perf, *, gpu):
     return None if gpu_of(name, found) else f"is {perf}, but there are no settings for {found}"
 
 
-@perf_rule(
+@config_rule(
     "PF02",
-    paths={"perf": "perf"},
     why="its tensor cores lack that format",
     fix="Remove the suffix, or use _fp8.",
     fails={"perf": "h100_nvfp4"},
@@ -60,17 +57,21 @@ def _unsupported_precision(perf, *, gpu):
     return f"is {perf}, but {chosen} does not compute in {name.precision}"
 
 
+@config_rule(
+    "PF04",
+    why="fast settings are for a GPU, so that those of the recipe are used",
+    fix="Remove it; --gpu h100 of the check shows the settings for another machine.",
+    fails={"perf": "auto", "cpu": True},
+    passes={"cpu": False},
+    severity="warning",
+)
+def _no_gpu(perf, *, cpu):
+    return f"is {perf}, but there is no GPU" if perf and read_name(perf) and cpu else None
+
+
 RULES: tuple[Rule, ...] = (
-    _unknown,
+    _unknown_name,
     _unsupported_precision,
     _other_gpu,
-    perf_rule(
-        "PF04",
-        paths={"perf": "perf"},
-        why="fast settings are for a GPU, so that those of the recipe are used",
-        fix="Remove it; --gpu h100 of the check shows the settings for another machine.",
-        fails={"perf": "auto", "cpu": True},
-        passes={"cpu": False},
-        severity="warning",
-    )(lambda perf, *, cpu: f"is {perf}, but there is no GPU" if perf and read_name(perf) and cpu else None),
+    _no_gpu,
 )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from mb_config.rules.formatting import format_assignments
-from mb_schema.rule_kinds import in_range, rule, section_rule, within
+from mb_schema.rule_kinds import assigned, in_range, section_rule
 from mb_schema.rules import Rule
 
 optimizer_rule = partial(section_rule, "optimizer")
 scheduler_rule = partial(section_rule, "scheduler")
+train_rule = partial(section_rule, "train")
 
-_ITERATIONS = ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_wsd_decay_iters")
-_SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
-_LENGTHS_OF_PHASES = (*_ITERATIONS, *_SAMPLES)
+_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
+_SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
+"""Lengths of the phases in steps, and in sequences."""
 
 
 @scheduler_rule(
@@ -48,10 +48,19 @@ def _two_schedules(override_opt_param_scheduler, use_checkpoint_opt_param_schedu
     return None
 
 
-def _mixed_units(*values: float | None) -> str | None:
-    if not any(values[:3]) or not any(values[3:]):
+@scheduler_rule(
+    "V062",
+    others=(*_STEPS, *_SAMPLES),
+    why="a schedule has one unit",
+    fix="Set all lengths of the schedule in steps (..._iters), or all in sequences (..._samples).",
+    fails={"lr_decay_iters": 100, "lr_warmup_samples": 8},
+    passes={"lr_warmup_samples": None, "lr_warmup_iters": 8},
+)
+def _steps_and_samples_mixed(**lengths):
+    given = {name: length for name, length in lengths.items() if length}
+    if given.keys().isdisjoint(_STEPS) or given.keys().isdisjoint(_SAMPLES):
         return None
-    return f"steps and sequences are mixed ({format_assignments(_LENGTHS_OF_PHASES, values, where=bool)})"
+    return f"steps and sequences are mixed ({assigned(given)})"
 
 
 @scheduler_rule(
@@ -70,26 +79,47 @@ def _warmup_set_twice(lr_warmup_fraction, lr_warmup_iters, lr_warmup_samples):
     )
 
 
-def _negative(*values: float | None) -> str | None:
-    wrong = format_assignments(_LENGTHS_OF_PHASES, values, where=_below_zero)
-    return f"lengths must not be negative ({wrong})" if wrong else None
+@scheduler_rule(
+    "S02",
+    others=(*_STEPS, *_SAMPLES),
+    why="it is a number of steps or sequences",
+    fix="Set it to 0 or more.",
+    fails={"lr_warmup_iters": -1},
+    passes={"lr_warmup_iters": 1},
+)
+def _negative_length(**lengths):
+    negative = {name: length for name, length in lengths.items() if length is not None and length < 0}
+    return f"lengths must not be negative ({assigned(negative)})" if negative else None
 
 
-def _below_zero(value: float | None) -> bool:
-    return value is not None and value < 0
-
-
-def _steps_in_run_of_samples(samples: int | None, *values: int | None) -> str | None:
-    if samples is None or not any(values):
+@train_rule(
+    "V200",
+    others=[f"scheduler.{name}" for name in (*_STEPS, "max_steps")],
+    why="a run has one unit",
+    fix="Use the fields ..._samples, or set train.train_iters.",
+    fails={"train_samples": 1000, "scheduler.lr_warmup_iters": 10},
+    passes={"scheduler.lr_warmup_iters": 0},
+)
+def _steps_in_run_of_samples(train_samples, **lengths):
+    given = {path: length for path, length in lengths.items() if length}
+    if train_samples is None or not given:
         return None
-    given = format_assignments((*_ITERATIONS, "scheduler.max_steps"), values, where=bool)
-    return f"the length is in sequences, but {given} is in steps"
+    return f"the length is in sequences, but {assigned(given)} is in steps"
 
 
-def _samples_in_run_of_steps(samples: int | None, *values: int | None) -> str | None:
-    if samples is not None or not any(values):
+@train_rule(
+    "V201",
+    others=[f"scheduler.{name}" for name in _SAMPLES],
+    why="a run has one unit",
+    fix="Use the fields ..._iters, or set train.train_samples.",
+    fails={"scheduler.lr_decay_samples": 1000},
+    passes={"train_samples": 1000},
+)
+def _samples_in_run_of_steps(train_samples, **lengths):
+    given = {path: length for path, length in lengths.items() if length}
+    if train_samples is not None or not given:
         return None
-    return f"the length is in steps, but {format_assignments(_SAMPLES, values, where=bool)} is in sequences"
+    return f"the length is in steps, but {assigned(given)} is in sequences"
 
 
 @scheduler_rule(
@@ -109,35 +139,61 @@ def _horizon_too_short(max_steps, train__train_iters, lr_decay_iters):
     return None
 
 
-def _horizon(
-    iters: int | None,
-    samples: int | None,
-    decay_iters: int | None,
-    decay_samples: int | None,
+_HORIZON = (
+    "train__train_iters",
+    "train__train_samples",
+    "lr_decay_iters",
+    "lr_decay_samples",
+    "max_steps",
+)
+"""Fields that set the end of the decay, the arguments of `_end_of_decay`."""
+
+
+def _end_of_decay(
+    train__train_iters: int | None,
+    train__train_samples: int | None,
+    lr_decay_iters: int | None,
+    lr_decay_samples: int | None,
     max_steps: int | None,
 ) -> int | None:
-    """Return the end of the decay, in steps or sequences, from the values of `_LENGTHS`."""
-    if samples is not None:
-        return samples if decay_samples is None else decay_samples
-    return next((value for value in (max_steps, decay_iters, iters) if value is not None), None)
+    """Return the step at which the decay ends; in a run of samples, the sequence."""
+    if train__train_samples is not None:
+        return train__train_samples if lr_decay_samples is None else lr_decay_samples
+    return next((end for end in (max_steps, lr_decay_iters, train__train_iters) if end is not None), None)
 
 
-def _no_horizon(*values: int | None) -> str | None:
-    horizon = _horizon(*values)
-    return f"the decay would end at {horizon}" if horizon is not None and horizon <= 0 else None
+@scheduler_rule(
+    "V204",
+    others=_HORIZON,
+    why="a schedule requires a horizon",
+    fix="Set train.train_iters or scheduler.lr_decay_iters above 0.",
+    fails={"train__train_iters": 10, "lr_decay_iters": 0},
+    passes={"lr_decay_iters": None},
+)
+def _no_horizon(**horizon):
+    end = _end_of_decay(**horizon)
+    return f"the decay would end at {end}" if end is not None and end <= 0 else None
 
 
-def _warmup_longer_than_decay(
-    fraction: float | None, warmup_iters: int | None, warmup_samples: int | None, *values: int | None
-) -> str | None:
-    horizon, samples = _horizon(*values), values[1]
-    if not horizon or horizon <= 0 or fraction not in (None, 1):
+@scheduler_rule(
+    "V205",
+    others=_HORIZON,
+    why="the learning rate would still increase at the end of the decay; the warm-up is cut to one sequence less",
+    fix="Shorten the warm-up or train longer.",
+    fails={"lr_warmup_iters": 10, "train__train_iters": 2},
+    passes={"train__train_iters": 100},
+    severity="warning",
+)
+def _warmup_longer_than_decay(lr_warmup_fraction, lr_warmup_iters, lr_warmup_samples, **horizon):
+    end = _end_of_decay(**horizon)
+    if not end or end <= 0 or lr_warmup_fraction not in (None, 1):
         return None
-    warmup = warmup_iters if samples is None else warmup_samples
-    warmup = warmup if fraction is None else horizon
-    if not warmup or warmup < horizon:
+    warmup = lr_warmup_iters if horizon["train__train_samples"] is None else lr_warmup_samples
+    if lr_warmup_fraction is not None:
+        warmup = end
+    if not warmup or warmup < end:
         return None
-    return f"the warm-up of {warmup} does not end before the end of the decay at {horizon}"
+    return f"the warm-up of {warmup} does not end before the end of the decay at {end}"
 
 
 @optimizer_rule(
@@ -147,7 +203,7 @@ def _warmup_longer_than_decay(
     fails={"lr": 1e-4, "min_lr": 1e-3},
     passes={"lr": 1e-3, "min_lr": 1e-4},
 )
-def _learning_rate(lr, min_lr, scheduler__lr_warmup_init):
+def _learning_rate_out_of_order(lr, min_lr, scheduler__lr_warmup_init):
     if lr is None:
         return "is not set"
     if lr < 0:
@@ -159,6 +215,20 @@ def _learning_rate(lr, min_lr, scheduler__lr_warmup_init):
     return None
 
 
+def _rate_set_twice(id: str, name: str, rate: str) -> Rule:
+    def differs(here, there):
+        return f"is {here}, and the optimizer has {there}" if here not in (None, there) else None
+
+    return scheduler_rule(
+        id,
+        paths={"here": f"scheduler.{name}", "there": f"optimizer.{rate}"},
+        why="the optimizer's rate is the one that is used",
+        fix=f"Set optimizer.{rate}, and leave scheduler.{name} unset.",
+        fails={"here": 5e-6, "there": 1e-4},
+        passes={"there": 5e-6},
+    )(differs)
+
+
 @scheduler_rule(
     "S03",
     why="a constant weight decay has one value",
@@ -166,7 +236,7 @@ def _learning_rate(lr, min_lr, scheduler__lr_warmup_init):
     fails={"weight_decay_incr_style": "constant", "start_weight_decay": 0.01, "end_weight_decay": 0.1},
     passes={"weight_decay_incr_style": "linear"},
 )
-def _constant_decay(weight_decay_incr_style, start_weight_decay, end_weight_decay):
+def _constant_weight_decay_changes(weight_decay_incr_style, start_weight_decay, end_weight_decay):
     if (
         weight_decay_incr_style != "constant"
         or start_weight_decay is None
@@ -184,7 +254,7 @@ def _constant_decay(weight_decay_incr_style, start_weight_decay, end_weight_deca
     fails={"weight_decay_incr_style": "linear", "end_weight_decay": 0.001, "optimizer__weight_decay": 0.01},
     passes={"end_weight_decay": 0.1},
 )
-def _weight_decay_range(
+def _weight_decay_decreases_from_optimizer(
     weight_decay_incr_style, start_weight_decay, end_weight_decay, optimizer__weight_decay
 ):
     if (
@@ -193,38 +263,54 @@ def _weight_decay_range(
         or (start_weight_decay is None) == (end_weight_decay is None)
     ):
         return None  # both set: checked by V060; none: a constant
-    first, last = (
-        (optimizer__weight_decay if start_weight_decay is None else start_weight_decay),
-        (optimizer__weight_decay if end_weight_decay is None else end_weight_decay),
-    )
+    first = optimizer__weight_decay if start_weight_decay is None else start_weight_decay
+    last = optimizer__weight_decay if end_weight_decay is None else end_weight_decay
     return f"decreases from {first} to {last}" if last < first else None
 
 
-def _wsd_unused(style: str | None, *lengths: int | None) -> str | None:
-    given = [value for value in lengths if value]
-    return f"is {style}, which has no decay phase (length {given[0]})" if given and style != "WSD" else None
+@scheduler_rule(
+    "S04",
+    why="only the style WSD has a separate decay phase",
+    fix="Set scheduler.lr_decay_style=WSD, or leave the length of the decay phase unset.",
+    fails={"lr_decay_style": "cosine", "lr_wsd_decay_iters": 20},
+    passes={"lr_decay_style": "WSD"},
+)
+def _wsd_length_unused(lr_decay_style, lr_wsd_decay_iters, lr_wsd_decay_samples):
+    length = lr_wsd_decay_iters or lr_wsd_decay_samples
+    if not length or lr_decay_style == "WSD":
+        return None
+    return f"is {lr_decay_style}, which has no decay phase (length {length})"
 
 
-def _wsd_without_length(style: str | None, *lengths: int | None) -> str | None:
-    if style != "WSD" or any(lengths):
+@scheduler_rule(
+    "S06",
+    why="the phases are warm-up, stable and decay, and the start of the decay follows from its length",
+    fix="Set scheduler.lr_wsd_decay_iters (or lr_wsd_decay_samples), for example to 10 % of the training.",
+    fails={"lr_decay_style": "WSD"},
+    passes={"lr_wsd_decay_iters": 20},
+    severity="warning",
+)
+def _wsd_without_length(lr_decay_style, lr_wsd_decay_iters, lr_wsd_decay_samples):
+    if lr_decay_style != "WSD" or lr_wsd_decay_iters or lr_wsd_decay_samples:
         return None
     return "is WSD without a length of the decay phase, so that the decay takes the full training"
 
 
-def _wsd_too_long(iters: int | None, samples: int | None, *values: int | None) -> str | None:
-    horizon, last = _horizon(*values), iters if values[1] is None else samples
-    if not horizon or not last or last <= horizon:
-        return None
-    return f"the decay phase of {last} exceeds the horizon of {horizon}"
-
-
-_LENGTHS = (
-    "train.train_iters",
-    "train.train_samples",
-    "scheduler.lr_decay_iters",
-    "scheduler.lr_decay_samples",
-    "scheduler.max_steps",
+@scheduler_rule(
+    "S05",
+    others=_HORIZON,
+    why="the decay phase would begin before the first step",
+    fix="Lower scheduler.lr_wsd_decay_iters or scheduler.lr_wsd_decay_samples.",
+    fails={"lr_wsd_decay_iters": 200, "train__train_iters": 100},
+    passes={"lr_wsd_decay_iters": 20},
 )
+def _wsd_too_long(lr_wsd_decay_iters, lr_wsd_decay_samples, **horizon):
+    end = _end_of_decay(**horizon)
+    length = lr_wsd_decay_iters if horizon["train__train_samples"] is None else lr_wsd_decay_samples
+    if not end or not length or length <= end:
+        return None
+    return f"the decay phase of {length} exceeds the horizon of {end}"
+
 
 SECTION_RULES: tuple[Rule, ...] = (
     in_range(
@@ -236,15 +322,7 @@ SECTION_RULES: tuple[Rule, ...] = (
     ),
     _weight_decay_decreases,
     _two_schedules,
-    Rule(
-        id="V062",
-        fields=_LENGTHS_OF_PHASES,
-        test=_mixed_units,
-        why="a schedule has one unit",
-        fix="Set all lengths of the schedule in steps (..._iters), or all in sequences (..._samples).",
-        fails={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_samples": 8},
-        passes={"scheduler.lr_decay_iters": 100, "scheduler.lr_warmup_iters": 8},
-    ),
+    _steps_and_samples_mixed,
     _warmup_set_twice,
     in_range(
         "S01",
@@ -254,105 +332,22 @@ SECTION_RULES: tuple[Rule, ...] = (
         why="it is a fraction of the horizon",
         fix="Set scheduler.lr_warmup_fraction to a number such as 0.1.",
     ),
-    Rule(
-        id="S02",
-        fields=_LENGTHS_OF_PHASES,
-        test=_negative,
-        why="it is a number of steps or sequences",
-        fix="Set it to 0 or more.",
-        fails={"scheduler.lr_warmup_iters": -1},
-        passes={"scheduler.lr_warmup_iters": 1},
-    ),
-    *(
-        rule(
-            f"S07{letter}",
-            (f"scheduler.{name}", f"optimizer.{rate}"),
-            lambda here, there: (
-                f"is {here}, and the optimizer has {there}" if here not in (None, there) else None
-            ),
-            why="the optimizer's rate is the one that is used",
-            fix=f"Set optimizer.{rate}, and leave scheduler.{name} unset.",
-            fails=(5e-6, 1e-4),
-            passes=(5e-6, 5e-6),
-        )
-        for letter, name, rate in (("", "max_lr", "lr"), ("a", "min_lr", "min_lr"))
-    ),
-    rule(
-        "S04",
-        within("scheduler", "lr_decay_style lr_wsd_decay_iters lr_wsd_decay_samples"),
-        _wsd_unused,
-        why="only the style WSD has a separate decay phase",
-        fix="Set scheduler.lr_decay_style=WSD, or leave the length of the decay phase unset.",
-        fails=("cosine", 20),
-        passes=("WSD", 20),
-    ),
-    rule(
-        "S06",
-        within("scheduler", "lr_decay_style lr_wsd_decay_iters lr_wsd_decay_samples"),
-        _wsd_without_length,
-        why="the phases are warm-up, stable and decay, and the start of the decay follows from its length",
-        fix="Set scheduler.lr_wsd_decay_iters (or lr_wsd_decay_samples), for example to 10 % of the training.",
-        severity="warning",
-        fails=("WSD",),
-        passes=("WSD", 20),
-    ),
-    _constant_decay,
+    _negative_length,
+    _rate_set_twice("S07", "max_lr", "lr"),
+    _rate_set_twice("S07a", "min_lr", "min_lr"),
+    _wsd_length_unused,
+    _wsd_without_length,
+    _constant_weight_decay_changes,
 )
 
 RULES: tuple[Rule, ...] = (
     *SECTION_RULES,
-    Rule(
-        id="V200",
-        fields=("train.train_samples", *_ITERATIONS, "scheduler.max_steps"),
-        test=_steps_in_run_of_samples,
-        why="a run has one unit",
-        fix="Use the fields ..._samples, or set train.train_iters.",
-        fails={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 10},
-        passes={"train.train_samples": 1000, "scheduler.lr_warmup_iters": 0},
-    ),
-    Rule(
-        id="V201",
-        fields=("train.train_samples", *_SAMPLES),
-        test=_samples_in_run_of_steps,
-        why="a run has one unit",
-        fix="Use the fields ..._iters, or set train.train_samples.",
-        fails={"scheduler.lr_decay_samples": 1000},
-        passes={"train.train_samples": 1000, "scheduler.lr_decay_samples": 1000},
-    ),
+    _steps_in_run_of_samples,
+    _samples_in_run_of_steps,
     _horizon_too_short,
-    Rule(
-        id="V204",
-        fields=_LENGTHS,
-        test=_no_horizon,
-        why="a schedule requires a horizon",
-        fix="Set train.train_iters or scheduler.lr_decay_iters above 0.",
-        fails={"train.train_iters": 10, "scheduler.lr_decay_iters": 0},
-        passes={"train.train_iters": 10},
-    ),
-    Rule(
-        id="V205",
-        fields=(
-            "scheduler.lr_warmup_fraction",
-            "scheduler.lr_warmup_iters",
-            "scheduler.lr_warmup_samples",
-            *_LENGTHS,
-        ),
-        test=_warmup_longer_than_decay,
-        why="the learning rate would still increase at the end of the decay; the warm-up is cut to one sequence less",
-        fix="Shorten the warm-up or train longer.",
-        severity="warning",
-        fails={"scheduler.lr_warmup_iters": 10, "train.train_iters": 2},
-        passes={"scheduler.lr_warmup_iters": 10, "train.train_iters": 100},
-    ),
-    _learning_rate,
-    _weight_decay_range,
-    Rule(
-        id="S05",
-        fields=("scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_samples", *_LENGTHS),
-        test=_wsd_too_long,
-        why="the decay phase would begin before the first step",
-        fix="Lower scheduler.lr_wsd_decay_iters or scheduler.lr_wsd_decay_samples.",
-        fails={"scheduler.lr_wsd_decay_iters": 200, "train.train_iters": 100},
-        passes={"scheduler.lr_wsd_decay_iters": 20, "train.train_iters": 100},
-    ),
+    _no_horizon,
+    _warmup_longer_than_decay,
+    _learning_rate_out_of_order,
+    _weight_decay_decreases_from_optimizer,
+    _wsd_too_long,
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from mb_config.rules.batch_sizes import is_valid_ramp
-from mb_config.rules.formatting import format_assignments, format_value
 from mb_config.schedules.batch_stages import steps_within, unscheduled_stages
-from mb_schema.rule_kinds import in_range, rules_for_each, section_rule
+from mb_schema.rule_kinds import assigned, in_range, lettered, section_rule, shown
 from mb_schema.rules import Rule
 
 train_rule = partial(section_rule, "train")
@@ -24,15 +23,8 @@ validation_rule = partial(section_rule, "validation")
 def _length_not_set_once(
     train_iters, train_samples, num_epochs, global_batch_size, rampup_batch_size, step_batch_size_schedule
 ):
-    given = [
-        f"{name}={value}"
-        for name, value in (
-            ("train_iters", train_iters),
-            ("train_samples", train_samples),
-            ("num_epochs", num_epochs),
-        )
-        if value is not None
-    ]
+    lengths = {"train_iters": train_iters, "train_samples": train_samples, "num_epochs": num_epochs}
+    given = {name: value for name, value in lengths.items() if value is not None}
     if not given:
         return "the training length is not set"
     if len(given) == 1:
@@ -54,7 +46,7 @@ def _length_not_set_once(
     # a schedule, for which it needs the sequence length
     if train_samples is None or (step_batch_size_schedule is not None and num_epochs is None):
         return None
-    return f"the training length is set more than once ({', '.join(given)})"
+    return f"the training length is set more than once ({assigned(given)})"
 
 
 @train_rule(
@@ -91,10 +83,6 @@ def _epochs_of_changing_batch(num_epochs, global_batch_size, rampup_batch_size, 
     return "requires train.global_batch_size" if global_batch_size is None else None
 
 
-def _not_negative(iters: int | None) -> str | None:
-    return f"must not be negative ({iters})" if iters is not None and iters < 0 else None
-
-
 @validation_rule(
     "TR10",
     why="names identify multiple validation sets",
@@ -102,27 +90,32 @@ def _not_negative(iters: int | None) -> str | None:
     fails={"validation_set_names": ["books"]},
     passes={"validation_set_names": ["books", "web"], "multiple_validation_sets": True},
 )
-def _names(validation_set_names, multiple_validation_sets):
+def _names_do_not_identify_sets(validation_set_names, multiple_validation_sets):
     if validation_set_names is None:
         return None
     if not multiple_validation_sets:
-        return f"{format_value(validation_set_names)} requires multiple_validation_sets=true"
+        return f"{shown(validation_set_names)} requires multiple_validation_sets=true"
     if len(set(validation_set_names)) < len(validation_set_names):
-        return f"{format_value(validation_set_names)} contains a name twice"
+        return f"{shown(validation_set_names)} contains a name twice"
     return None
 
 
-def _deprecated_fields(*values: object) -> str | None:
-    moved = format_assignments(MOVED, values, where=_is_set)
-    return f"uses a deprecated name ({moved})" if moved else None
+MOVED = ("eval_iters", "eval_interval", "skip_train")
+"""Fields that both `train` and `validation` have; those of `train` are deprecated."""
 
 
-def _is_set(value: object) -> bool:
-    return value is not None
-
-
-def _positive(value: int | None) -> str | None:
-    return f"must be at least 1, not {value}" if value is not None and value < 1 else None
+@train_rule(
+    "V139d",
+    others=MOVED,
+    why="these fields belong to validation; resolving moves them",
+    fix="Set validation.eval_iters, validation.eval_interval and validation.skip_train instead.",
+    fails={"eval_iters": 3},
+    passes={"eval_iters": None},
+    severity="warning",
+)
+def _deprecated_fields(**fields):
+    given = {name: value for name, value in fields.items() if value is not None}
+    return f"uses a deprecated name ({assigned(given)})" if given else None
 
 
 @train_rule(
@@ -132,7 +125,7 @@ def _positive(value: int | None) -> str | None:
     fails={"iterations_to_skip": [-1]},
     passes={"iterations_to_skip": [17, 18]},
 )
-def _skipped(iterations_to_skip):
+def _skipped_before_the_first(iterations_to_skip):
     wrong = [step for step in iterations_to_skip or () if step < 1]
     return f"{wrong[0]} is not a step" if wrong else None
 
@@ -144,65 +137,49 @@ _INTERVALS = (
     "train.check_weight_hash_across_dp_replicas_interval",
     "validation.eval_interval",
 )
-
-MOVED = ("eval_iters", "eval_interval", "skip_train")
-"""Fields that both `train` and `validation` have; those of `train` are deprecated."""
-
+_COUNTS = ("validation.eval_iters", "validation.start_eval_at_iter")
+_EVALUATION_BATCHES = ("validation.eval_global_batch_size", "validation.eval_micro_batch_size")
 
 LENGTH_RULES: tuple[Rule, ...] = (
     _length_not_set_once,
     _samples_without_batch,
     _epochs_of_changing_batch,
-    in_range(
-        "TR01",
-        "train.train_iters",
-        0,
-        why="it is a number of steps",
-        fix="Set train.train_iters to 0 or more.",
-        fails=-1,
-        passes=100,
-    ),
+    in_range("TR01", "train.train_iters", 0, why="it is a number of steps"),
 )
 
 RULES: tuple[Rule, ...] = (
     *LENGTH_RULES,
-    _names,
-    *rules_for_each(
-        "TR04",
-        _INTERVALS,
-        _positive,
-        why="it is an interval in steps or minutes, and null disables it",
-        fix="1 or more, or to null",
-        fails=0,
-        passes=100,
+    _names_do_not_identify_sets,
+    *(
+        in_range(
+            id,
+            path,
+            1,
+            why="it is an interval in steps or minutes, and null disables it",
+            fix=f"Set {path} to 1 or more, or to null.",
+        )
+        for id, path in lettered("TR04", _INTERVALS)
     ),
-    _skipped,
-    *rules_for_each(
-        "TR06",
-        ("validation.eval_iters", "validation.start_eval_at_iter"),
-        _not_negative,
-        why="it is a number of batches or steps",
-        fix="0 or more, or to null",
-        fails=-1,
-        passes=0,
+    _skipped_before_the_first,
+    *(
+        in_range(
+            id,
+            path,
+            0,
+            why="it is a number of batches or steps",
+            fix=f"Set {path} to 0 or more, or to null.",
+        )
+        for id, path in lettered("TR06", _COUNTS)
     ),
-    *rules_for_each(
-        "TR07",
-        ("validation.eval_global_batch_size", "validation.eval_micro_batch_size"),
-        _positive,
-        why="it is a number of sequences, and null means as in training",
-        fix="1 or more, or to null",
-        fails=0,
-        passes=8,
+    *(
+        in_range(
+            id,
+            path,
+            1,
+            why="it is a number of sequences, and null means as in training",
+            fix=f"Set {path} to 1 or more, or to null.",
+        )
+        for id, path in lettered("TR07", _EVALUATION_BATCHES)
     ),
-    Rule(
-        id="V139d",
-        fields=tuple(f"train.{name}" for name in MOVED),
-        test=_deprecated_fields,
-        why="these fields belong to validation; resolving moves them",
-        fix="Set validation.eval_iters, validation.eval_interval and validation.skip_train instead.",
-        severity="warning",
-        fails={"train.eval_iters": 3},
-        passes={"train.eval_iters": None},
-    ),
+    _deprecated_fields,
 )

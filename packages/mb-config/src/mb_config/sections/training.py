@@ -8,7 +8,7 @@ from typing import Literal
 
 from mb_config.container.section import Section, assign_computed
 from mb_config.preflight.problems import reject
-from mb_config.rules.batch_sizes import RAMP_UP
+from mb_config.rules.batch_sizes import uneven_ramp
 from mb_config.rules.training import LENGTH_RULES
 from mb_config.schedules.batch_stages import steps_within, unscheduled_stages
 
@@ -123,7 +123,7 @@ class TrainingConfig(Section):
         Raises:
             ConfigError: If the length is not set, set more than once, or cannot be computed (V056 to V058, TR02).
         """
-        reject({"train": self}, (*LENGTH_RULES, RAMP_UP))
+        reject({"train": self}, (*LENGTH_RULES, uneven_ramp))
         constant = self.step_batch_size_schedule is None
         if constant and self.train_samples is not None and self.global_batch_size is not None:
             stages = unscheduled_stages(global_batch_size=self.global_batch_size, ramp=self.rampup_batch_size)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mb_data.finetuning.rules import get_spec
-from mb_schema.rule_kinds import SET, among, excludes, requires, rule, section_rule
+from mb_schema.rule_kinds import SET, among, excludes, requires, section_rule
 from mb_schema.rules import Rule
 
 dataset_rule = partial(section_rule, "dataset")
@@ -29,39 +29,83 @@ _FIXED_LENGTHS: Mapping[str, tuple[Any, ...]] = {
 """Fields that require micro-batches of one length -> values that are allowed besides null."""
 
 
-def _cannot_be_packed(packs: Any, *values: Any) -> str | None:
-    return _first_set(_NOT_PACKED, values) if packs is not None else None
+def _first_set(allowed: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> str | None:
+    for path, value in values.items():
+        if value is not None and value not in allowed[path]:
+            return f"is set with {path}={value}"
+    return None
 
 
-def _cannot_differ(in_batch: Any, *values: Any) -> str | None:
-    return _first_set({**_NOT_PACKED, **_FIXED_LENGTHS}, values) if in_batch else None
+_BOUNDARIES = (
+    "operations that mix tokens need the boundaries of the samples, and only those of GPT models and hybrids receive "
+    "them"
+)
+_LOCAL = "Megatron Core's local attention does not support packed sequences"
 
 
-def _first_set(allowed: Mapping[str, tuple[Any, ...]], values: tuple[Any, ...]) -> str | None:
-    requested = [
-        f"{path}={value}"
-        for (path, fine), value in zip(allowed.items(), values, strict=True)
-        if value is not None and value not in fine
-    ]
-    return f"is set with {requested[0]}" if requested else None
+@dataset_rule(
+    "D75",
+    others=_NOT_PACKED,
+    why=_BOUNDARIES,
+    fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
+    fails={"packed_sequence_specs": {}, "model.softmax_type": "learnable"},
+    passes={"model.softmax_type": "vanilla"},
+)
+def _model_without_packs(packed_sequence_specs, **values):
+    return None if packed_sequence_specs is None else _first_set(_NOT_PACKED, values)
 
 
-def _hybrid_layers(packed, model__hybrid_layer_pattern, cp):
-    pattern = model__hybrid_layer_pattern
-    if packed in (None, False) or pattern is None:
+_OF_ONE_LENGTH = {**_NOT_PACKED, **_FIXED_LENGTHS}
+
+
+@dataset_rule(
+    "D107",
+    others=_OF_ONE_LENGTH,
+    why=f"{_BOUNDARIES}; the length of a micro-batch differs from step to step",
+    fix="Set dataset.pack_sequences_in_batch=false, or the other field to its default.",
+    fails={"pack_sequences_in_batch": True, "model.cuda_graph_impl": "local"},
+    passes={"model.cuda_graph_impl": "none"},
+)
+def _model_without_packed_batches(pack_sequences_in_batch, **values):
+    return _first_set(_OF_ONE_LENGTH, values) if pack_sequences_in_batch else None
+
+
+def _packed_hybrid(id: str, name: str, *, off: str, example: object) -> Rule:
+    def packed_hybrid(packed, model__hybrid_layer_pattern, cp):
+        pattern = model__hybrid_layer_pattern
+        if packed in (None, False) or pattern is None:
+            return None
+        if "G" in pattern:
+            return f"is set with gated-delta layers (hybrid_layer_pattern={pattern})"
+        if (cp or 1) > 1:
+            return f"is set with hybrid_layer_pattern={pattern} and context_parallel_size={cp}"
         return None
-    if "G" in pattern:
-        return f"is set with gated-delta layers (hybrid_layer_pattern={pattern})"
-    return (
-        f"is set with hybrid_layer_pattern={pattern} and context_parallel_size={cp}"
-        if (cp or 1) > 1
-        else None
-    )
+
+    return dataset_rule(
+        id,
+        paths={"packed": f"dataset.{name}"},
+        why="Megatron Core packs gated-delta layers, and hybrids under context parallelism, with kernels of a GPU that "
+        "are not tested here against separate samples",
+        fix=f"Remove G from model.hybrid_layer_pattern, set model.context_parallel_size=1, or {off}.",
+        fails={"packed": example, "model__hybrid_layer_pattern": "MG*-"},
+        passes={"model__hybrid_layer_pattern": "M*-"},
+    )(packed_hybrid)
 
 
-def _local_attention(packed, model__transformer_impl, *, cpu):
-    wrong = packed not in (None, False) and cpu is False and model__transformer_impl == "local"
-    return "is set with transformer_impl=local on a GPU" if wrong else None
+def _packed_by_local_attention(id: str, name: str, *, off: str, example: object) -> Rule:
+    def packed_by_local_attention(packed, model__transformer_impl, *, cpu):
+        if packed in (None, False) or cpu is not False or model__transformer_impl != "local":
+            return None
+        return "is set with transformer_impl=local on a GPU"
+
+    return dataset_rule(
+        id,
+        paths={"packed": f"dataset.{name}"},
+        why=_LOCAL,
+        fix=f"Use Transformer Engine (model.transformer_impl=transformer_engine), or {off}.",
+        fails={"packed": example, "model__transformer_impl": "local", "cpu": False},
+        passes={"cpu": True},
+    )(packed_by_local_attention)
 
 
 @dataset_rule(
@@ -89,16 +133,6 @@ def _one_sample(pack_sequences_in_batch, train__micro_batch_size):
         return "is true with train.micro_batch_size=1"
     return None
 
-
-_BOUNDARIES = (
-    "operations that mix tokens need the boundaries of the samples, and only those of GPT models and hybrids receive "
-    "them"
-)
-_KERNELS = (
-    "Megatron Core packs gated-delta layers, and hybrids under context parallelism, with kernels of a GPU that are not "
-    "tested here against separate samples"
-)
-_LOCAL = "Megatron Core's local attention does not support packed sequences"
 
 _PACK_FIELDS = ("packed_sequence_size", "max_single_sequence_length", "pad_seq_to_mult")
 
@@ -157,25 +191,12 @@ def _microbatch_of_packs(packed_sequence_specs, train__micro_batch_size, train__
 
 
 RULES: tuple[Rule, ...] = (
-    rule(
-        "D75",
-        (_PACKS, *_NOT_PACKED),
-        _cannot_be_packed,
-        why=_BOUNDARIES,
-        fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
-        fails=({}, None, None, "learnable"),
-        passes=({}, None, None, "vanilla"),
+    _model_without_packs,
+    _packed_hybrid(
+        "D122", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
     ),
-    *(
-        dataset_rule(
-            id,
-            paths={"packed": path},
-            why=_KERNELS,
-            fix=f"Remove G from model.hybrid_layer_pattern, set model.context_parallel_size=1, or set {path}={off}.",
-            fails={"packed": on, "model__hybrid_layer_pattern": "MG*-"},
-            passes={"model__hybrid_layer_pattern": "M*-"},
-        )(_hybrid_layers)
-        for id, path, on, off in (("D122", _PACKS, {}, "null"), ("D123", _IN_BATCH, True, "false"))
+    _packed_hybrid(
+        "D123", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
     ),
     requires(
         "D76",
@@ -189,15 +210,9 @@ RULES: tuple[Rule, ...] = (
         },
         passes={"model.cuda_graph_impl": "none"},
     ),
-    dataset_rule(
-        "D81",
-        paths={"packed": "dataset.packed_sequence_specs"},
-        why=_LOCAL,
-        fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or leave "
-        "dataset.packed_sequence_specs unset.",
-        fails={"packed": {}, "model__transformer_impl": "local", "cpu": False},
-        passes={"cpu": True},
-    )(_local_attention),
+    _packed_by_local_attention(
+        "D81", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
+    ),
     excludes(
         "V102",
         {_IN_BATCH: True, _PACKS: SET},
@@ -205,25 +220,11 @@ RULES: tuple[Rule, ...] = (
         fix="Set one of the two.",
         fails={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096}},
     ),
-    rule(
-        "D107",
-        (_IN_BATCH, *_NOT_PACKED, *_FIXED_LENGTHS),
-        _cannot_differ,
-        why=f"{_BOUNDARIES}; the length of a micro-batch differs from step to step",
-        fix="Set dataset.pack_sequences_in_batch=false, or the other field to its default.",
-        fails=(True, None, None, None, "local", None),
-        passes=(True, None, None, None, "none", None),
-    ),
+    _model_without_packed_batches,
     _gathered_experts,
-    dataset_rule(
-        "D109",
-        paths={"packed": "dataset.pack_sequences_in_batch"},
-        why=_LOCAL,
-        fix="Use Transformer Engine (model.transformer_impl=transformer_engine), or set "
-        "dataset.pack_sequences_in_batch=false.",
-        fails={"packed": True, "model__transformer_impl": "local", "cpu": False},
-        passes={"cpu": True},
-    )(_local_attention),
+    _packed_by_local_attention(
+        "D109", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
+    ),
     _one_sample,
     _wrong_pack_sizes,
     _microbatch_of_packs,

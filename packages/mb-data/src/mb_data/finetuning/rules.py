@@ -10,7 +10,7 @@ from mb_data.errors import BlendError
 from mb_data.finetuning.hub_config import PRESETS
 from mb_data.finetuning.options import read_options
 from mb_data.megatron.blend import blend_from_path
-from mb_schema.rule_kinds import SET, among, excludes, implied_by, in_range, requires, section_rule
+from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, section_rule
 from mb_schema.rules import Rule, value_at
 
 dataset_rule = partial(section_rule, "dataset")
@@ -93,6 +93,13 @@ def _bad_roots(dataset_root, made_up, max_train_samples):
     return None if max_train_samples is None else f"is a list with max_train_samples={max_train_samples}"
 
 
+@dataset_rule(
+    "V047a",
+    why="the keys are options that control how lines become samples; the run determines the number of samples",
+    fix="Correct the option, or remove it, on a command line as ~dataset.dataset_kwargs.prompt_template.",
+    fails={"dataset_kwargs": {"max_num_samples": 100}, "made_up": False},
+    passes={"dataset_kwargs": {"prompt_template": "Q: {input}\nA: {output}"}},
+)
 def _bad_options(dataset_kwargs, made_up):
     if made_up is None:
         return None
@@ -171,7 +178,11 @@ def _unread_specs(packed_sequence_specs):
     passes={"dataset_kwargs": {"pad_to_max_length": True}},
 )
 def _shapes_differ(dataset_kwargs, made_up, model__cuda_graph_impl):
-    if made_up is None or model__cuda_graph_impl in (None, "none") or _bad_options(dataset_kwargs, made_up):
+    if (
+        made_up is None
+        or model__cuda_graph_impl in (None, "none")
+        or _bad_options.test(dataset_kwargs, made_up)
+    ):
         return None
     if read_options(dataset_kwargs).pad_to_max_length:
         return None
@@ -224,7 +235,7 @@ def _partial_blocks(seq_length, model__fp8, model__fp4, packed_sequence_specs, m
     passes={"seq_length": 1024},
 )
 def _wrong_multiple(dataset_kwargs, made_up, seq_length, packed_sequence_specs):
-    if made_up is None or _bad_options(dataset_kwargs, made_up):
+    if made_up is None or _bad_options.test(dataset_kwargs, made_up):
         return None
     multiple = read_options(dataset_kwargs).pad_seq_length_to_mult
     if multiple == 1 or (packed_sequence_specs is None and (not seq_length or seq_length % multiple == 0)):
@@ -234,62 +245,107 @@ def _wrong_multiple(dataset_kwargs, made_up, seq_length, packed_sequence_specs):
     )
 
 
+@dataset_rule(
+    "D114",
+    why="the specs have the length of a pack",
+    fix="Set dataset.packed_sequence_specs (offline_packing_specs), or dataset.enable_offline_packing=false.",
+    fails={"enable_offline_packing": True, "made_up": False},
+    passes={"packed_sequence_specs": {"packed_sequence_size": 1024}},
+)
+def _packing_without_specs(enable_offline_packing, packed_sequence_specs, made_up):
+    return (
+        "is true without packed_sequence_specs"
+        if made_up is not None and enable_offline_packing and packed_sequence_specs is None
+        else None
+    )
+
+
+@dataset_rule(
+    "D105",
+    why="the samples of existing packs are not in the order of a file",
+    fix="Leave dataset.max_train_samples unset, or packed_train_data_path.",
+    fails={"packed_sequence_specs": {"packed_train_data_path": "packs.npy"}, "max_train_samples": 8},
+    passes={"max_train_samples": None},
+)
+def _limited_samples_of_packs(packed_sequence_specs, max_train_samples):
+    return (
+        f"has packed_train_data_path with max_train_samples={max_train_samples}"
+        if max_train_samples is not None
+        and get_spec(packed_sequence_specs, "packed_train_data_path") is not None
+        else None
+    )
+
+
+@dataset_rule(
+    "D80",
+    why="an external loader yields finished batches, but this dataset yields samples by index",
+    fix="Use dataset.dataloader_type=batch, single or cyclic.",
+    fails={"dataloader_type": "external", "made_up": False},
+    passes={"dataloader_type": "batch"},
+)
+def _external_loader_of_answers(dataloader_type, made_up):
+    return (
+        "is external for prompts with answers"
+        if made_up is not None and dataloader_type == "external"
+        else None
+    )
+
+
+@model_rule(
+    "D82",
+    why="every micro-batch then has the same weight in a step, so that the weight of an answer depends on the "
+    "number of other tokens in its micro-batch",
+    fix="Set model.calculate_per_token_loss=true to give each token in the loss the same weight.",
+    fails={"calculate_per_token_loss": False, "dataset__made_up": False},
+    passes={"calculate_per_token_loss": True},
+    severity="warning",
+)
+def _samples_weighted_by_micro_batch(calculate_per_token_loss, dataset__made_up):
+    return (
+        "is false with samples that differ"
+        if dataset__made_up is not None and calculate_per_token_loss is False
+        else None
+    )
+
+
+@train_rule(
+    "D106",
+    why="the number of steps follows from the number of training samples",
+    fix="Correct the data, or set train.train_iters instead.",
+    fails={"num_epochs": 3.0, "training_samples_error": "training.jsonl: line 1 is not JSON."},
+    passes={"training_samples_error": None},
+)
+def _length_of_unreadable_data(num_epochs, *, training_samples_error):
+    return (
+        None
+        if num_epochs is None or training_samples_error is None
+        else f"has no length ({training_samples_error.rstrip('.')})"
+    )
+
+
 RULES: tuple[Rule, ...] = (
     _no_data,
     _bad_source,
-    dataset_rule(
-        "D114",
-        why="the specs have the length of a pack",
-        fix="Set dataset.packed_sequence_specs (offline_packing_specs), or dataset.enable_offline_packing=false.",
-        fails={"enable_offline_packing": True, "made_up": False},
-        passes={"packed_sequence_specs": {"packed_sequence_size": 1024}},
-    )(
-        lambda enable_offline_packing, packed_sequence_specs, made_up: (
-            "is true without packed_sequence_specs"
-            if made_up is not None and enable_offline_packing and packed_sequence_specs is None
-            else None
-        )
-    ),
-    dataset_rule(
-        "V047a",
-        why="the keys are options that control how lines become samples; the run determines the number of samples",
-        fix="Correct the option, or remove it, on a command line as ~dataset.dataset_kwargs.prompt_template.",
-        fails={"dataset_kwargs": {"max_num_samples": 100}, "made_up": False},
-        passes={"dataset_kwargs": {"prompt_template": "Q: {input}\nA: {output}"}},
-    )(_bad_options),
-    dataset_rule(
-        "D105",
-        why="the samples of existing packs are not in the order of a file",
-        fix="Leave dataset.max_train_samples unset, or packed_train_data_path.",
-        fails={"packed_sequence_specs": {"packed_train_data_path": "packs.npy"}, "max_train_samples": 8},
-        passes={"max_train_samples": None},
-    )(
-        lambda packed_sequence_specs, max_train_samples: (
-            f"has packed_train_data_path with max_train_samples={max_train_samples}"
-            if max_train_samples is not None
-            and get_spec(packed_sequence_specs, "packed_train_data_path") is not None
-            else None
-        )
-    ),
+    _packing_without_specs,
+    _bad_options,
+    _limited_samples_of_packs,
     _bad_roots,
     _wrong_multiple,
     _shapes_differ,
     _wrong_pack_length,
     _unread_specs,
-    implied_by(
-        "V139",
-        requires(
-            "D74",
-            {_PACKS: SET},
-            {"validation.eval_micro_batch_size": among(None, 1)},
-            why="a micro-batch is a single pack, also in evaluation",
-            fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
-            fails={
-                "dataset.packed_sequence_specs": {"packed_sequence_size": 4096},
-                "validation.eval_micro_batch_size": 4,
-            },
-            passes={"validation.eval_micro_batch_size": 1},
-        ),
+    requires(
+        "D74",
+        {_PACKS: SET},
+        {"validation.eval_micro_batch_size": among(None, 1)},
+        why="a micro-batch is a single pack, also in evaluation",
+        fix="Set validation.eval_micro_batch_size=1, or leave it unset.",
+        fails={
+            "dataset.packed_sequence_specs": {"packed_sequence_size": 4096},
+            "validation.eval_micro_batch_size": 4,
+        },
+        passes={"validation.eval_micro_batch_size": 1},
+        implied_by="V139",
     ),
     _growing_batch,
     excludes(
@@ -321,48 +377,10 @@ RULES: tuple[Rule, ...] = (
         why="all sums of two numbers up to it are written, and a fraction of them is held out",
         fix="Set dataset.largest from 2 to 999.",
     ),
-    dataset_rule(
-        "D80",
-        why="an external loader yields finished batches, but this dataset yields samples by index",
-        fix="Use dataset.dataloader_type=batch, single or cyclic.",
-        fails={"dataloader_type": "external", "made_up": False},
-        passes={"dataloader_type": "batch"},
-    )(
-        lambda dataloader_type, made_up: (
-            "is external for prompts with answers"
-            if made_up is not None and dataloader_type == "external"
-            else None
-        )
-    ),
-    model_rule(
-        "D82",
-        why="every micro-batch then has the same weight in a step, so that the weight of an answer depends on the "
-        "number of other tokens in its micro-batch",
-        fix="Set model.calculate_per_token_loss=true to give each token in the loss the same weight.",
-        fails={"calculate_per_token_loss": False, "dataset__made_up": False},
-        passes={"calculate_per_token_loss": True},
-        severity="warning",
-    )(
-        lambda calculate_per_token_loss, dataset__made_up: (
-            "is false with samples that differ"
-            if dataset__made_up is not None and calculate_per_token_loss is False
-            else None
-        )
-    ),
+    _external_loader_of_answers,
+    _samples_weighted_by_micro_batch,
     _endless_data,
-    train_rule(
-        "D106",
-        why="the number of steps follows from the number of training samples",
-        fix="Correct the data, or set train.train_iters instead.",
-        fails={"num_epochs": 3.0, "training_samples_error": "training.jsonl: line 1 is not JSON."},
-        passes={"training_samples_error": None},
-    )(
-        lambda num_epochs, *, training_samples_error: (
-            None
-            if num_epochs is None or training_samples_error is None
-            else f"has no length ({training_samples_error.rstrip('.')})"
-        )
-    ),
+    _length_of_unreadable_data,
     _partial_blocks,
 )
 """All rules for fine-tuning data and complete global batches."""

@@ -7,18 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mb_data.megatron.blend import blend_from_path
-from mb_schema.rule_kinds import rule, section_rule, shown
+from mb_schema.rule_kinds import section_rule, shown
 
 dataset_rule = partial(section_rule, "dataset")
 validation_rule = partial(section_rule, "validation")
-
-_SEVERAL = "validation.multiple_validation_sets"
-_COMPLETE = "validation.full_validation"
-_NAMES = "validation.validation_set_names"
-_PATHS = ("dataset.blend", "dataset.data_path", "dataset.blend_per_split")
-_TWO_PREFIXES = [["data/a", "data/b"], None]
-_TOKENS = "dataset.mmap_bin_files"
-"""Field of token sections that other dataset sections lack."""
 
 
 def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str]:
@@ -39,10 +31,10 @@ def last_parts(prefixes: Sequence[str]) -> list[str]:
     return [Path(prefix).name for prefix in prefixes]
 
 
-def _valid_prefixes(*paths: Any) -> list[str] | None:
+def _valid_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str] | None:
     """Return the prefixes; None for malformed paths, which rules of the dataset reject."""
     try:
-        return validation_prefixes(*paths)
+        return validation_prefixes(blend, data_path, blend_per_split)
     except (IndexError, TypeError, ValueError):
         return None
 
@@ -59,16 +51,51 @@ def _set_in_the_dataset(full_validation, validation__full_validation):
     return None if full_validation is None else f"is not supported (full_validation={shown(full_validation)})"
 
 
-def _needs_prefixes(several: bool | None, tokens: bool | None, *paths: Any) -> str | None:
-    if not several or tokens is None:
+@validation_rule(
+    "T33",
+    why="each prefix of the validation data is a separate set; a text corpus and generated tokens are one set",
+    fix="Leave validation.multiple_validation_sets off, or build the sets (mb data build) and set their prefixes in "
+    "dataset.blend_per_split.",
+    fails={"multiple_validation_sets": True, "dataset__mmap_bin_files": True},
+    passes={"dataset__blend": [["data/a", "data/b"], None]},
+)
+def _several_sets_without_prefixes(
+    multiple_validation_sets,
+    dataset__mmap_bin_files,
+    dataset__blend,
+    dataset__data_path,
+    dataset__blend_per_split,
+):
+    if not multiple_validation_sets or dataset__mmap_bin_files is None:  # other datasets lack the field
         return None
-    return "is true, but the validation data has no prefixes" if _valid_prefixes(*paths) == [] else None
+    prefixes = _valid_prefixes(dataset__blend, dataset__data_path, dataset__blend_per_split)
+    return "is true, but the validation data has no prefixes" if prefixes == [] else None
 
 
-def _needs_a_name_each(
-    names: list[str] | None, several: bool | None, tokens: bool | None, *paths: Any
-) -> str | None:
-    prefixes = _valid_prefixes(*paths) if several and tokens is not None else None
+@validation_rule(
+    "T34",
+    why="the losses of the sets are reported under these names, by default the last parts of the prefixes",
+    fix="Give validation.validation_set_names one name for each prefix, in their order.",
+    fails={
+        "validation_set_names": ["books"],
+        "multiple_validation_sets": True,
+        "dataset__mmap_bin_files": True,
+        "dataset__blend": [["data/a", "data/b"], None],
+    },
+    passes={"validation_set_names": ["books", "web"]},
+)
+def _not_one_name_per_set(
+    validation_set_names,
+    multiple_validation_sets,
+    dataset__mmap_bin_files,
+    dataset__blend,
+    dataset__data_path,
+    dataset__blend_per_split,
+):
+    if not multiple_validation_sets or dataset__mmap_bin_files is None:  # other datasets lack the field
+        return None
+    names = validation_set_names
+    prefixes = _valid_prefixes(dataset__blend, dataset__data_path, dataset__blend_per_split)
     if not prefixes:
         return None
     if names is None:
@@ -85,36 +112,19 @@ def _needs_a_name_each(
     "T35",
     why="the length of the validation set is not known: a dataset provider builds as many samples as are "
     "requested",
-    fix=f"Leave {_COMPLETE} off, and set validation.eval_iters.",
+    fix="Leave validation.full_validation off, and set validation.eval_iters.",
     fails={"full_validation": True},
     passes={"dataset__mmap_bin_files": True},
 )
-def _needs_an_end(full_validation, dataset__mmap_bin_files, dataset__made_up):
+def _validation_without_end(full_validation, dataset__mmap_bin_files, dataset__made_up):
     endless = dataset__mmap_bin_files is None and dataset__made_up is None
     return "is true, but this data has no last validation sample" if full_validation and endless else None
 
 
 RULES = (
     _set_in_the_dataset,
-    rule(
-        "T33",
-        (_SEVERAL, _TOKENS, *_PATHS),
-        _needs_prefixes,
-        why="each prefix of the validation data is a separate set; a text corpus and generated tokens are one set",
-        fix=f"Leave {_SEVERAL} off, or build the sets (mb data build) and set their prefixes in "
-        "dataset.blend_per_split.",
-        fails=(True, True, None, None, None),
-        passes=(True, True, _TWO_PREFIXES, None, None),
-    ),
-    rule(
-        "T34",
-        (_NAMES, _SEVERAL, _TOKENS, *_PATHS),
-        _needs_a_name_each,
-        why="the losses of the sets are reported under these names, by default the last parts of the prefixes",
-        fix=f"Give {_NAMES} one name for each prefix, in their order.",
-        fails=(["books"], True, True, _TWO_PREFIXES, None, None),
-        passes=(["books", "web"], True, True, _TWO_PREFIXES, None, None),
-    ),
-    _needs_an_end,
+    _several_sets_without_prefixes,
+    _not_one_name_per_set,
+    _validation_without_end,
 )
 """Rules that reject validation options which the data does not support."""

@@ -275,6 +275,21 @@ _INERT: tuple[tuple[int, str, object, object, str], ...] = (
 """Fields of supported tokenizers that are not implemented: rule number, name, neutral value, example, fix."""
 
 
+@tokenizer_rule(
+    "D99",
+    why="a run loads its tokenizer before it builds the model and the datasets",
+    fix="Correct the path or the file, or set the type that reads it.",
+    fails={"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_error": "tokenizer.json: no such file."},
+    passes={"tokenizer_error": None},
+)
+def _unreadable_tokenizer(tokenizer_type, *, tokenizer_error):
+    return (
+        None
+        if tokenizer_error is None
+        else f"{tokenizer_type} cannot be read ({tokenizer_error.rstrip('.')})"
+    )
+
+
 RULES: tuple[Rule, ...] = (
     at_most("SZ04c", "tokenizer.vocab_size", 10**8, why=MANY_ENTRIES),
     _check_type,
@@ -306,19 +321,7 @@ RULES: tuple[Rule, ...] = (
         "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
         fails=True,
     ),
-    tokenizer_rule(
-        "D99",
-        why="a run loads its tokenizer before it builds the model and the datasets",
-        fix="Correct the path or the file, or set the type that reads it.",
-        fails={"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_error": "tokenizer.json: no such file."},
-        passes={"tokenizer_error": None},
-    )(
-        lambda tokenizer_type, *, tokenizer_error: (
-            None
-            if tokenizer_error is None
-            else f"{tokenizer_type} cannot be read ({tokenizer_error.rstrip('.')})"
-        )
-    ),
+    _unreadable_tokenizer,
     one_of(
         "D43",
         _FORMAT,

@@ -30,7 +30,7 @@ _INSPECT = "tensor_inspect.enabled"
     fails={"profile_step_start": 12, "profile_step_end": 10},
     passes={"profile_step_start": 10, "profile_step_end": 12},
 )
-def _ordered(profile_step_start, profile_step_end):
+def _window_ends_before_start(profile_step_start, profile_step_end):
     if profile_step_end < profile_step_start:
         return (
             f"the window ends before it starts (profile_step_start={profile_step_start}, "
@@ -46,7 +46,7 @@ def _ordered(profile_step_start, profile_step_end):
     fails={"profile_step_start": 10, "profile_step_end": 10, "use_pytorch_profiler": True},
     passes={"profile_step_end": 11},
 )
-def _empty(
+def _window_empty(
     profile_step_start, profile_step_end, use_pytorch_profiler, use_nsys_profiler, record_memory_history
 ):
     requested = use_pytorch_profiler or use_nsys_profiler or record_memory_history
@@ -63,7 +63,7 @@ def _empty(
     passes={"train__train_iters": 11},
     severity="warning",
 )
-def _never(
+def _window_after_end_of_run(
     profile_step_start, train__train_iters, use_pytorch_profiler, use_nsys_profiler, record_memory_history
 ):
     if (
@@ -85,7 +85,7 @@ def _never(
     fails={"profile_ranks": [-1]},
     passes={"profile_ranks": [0, 8]},
 )
-def _ranks(profile_ranks):
+def _negative_rank(profile_ranks):
     if any(rank < 0 for rank in profile_ranks):
         return f"contains a negative rank (profile_ranks={profile_ranks})"
     return None
@@ -115,18 +115,17 @@ PROFILING_RULES: tuple[Rule, ...] = (
         in_range(id, path, 0, why="steps are counted from 0", fix="Set it to 0 or more.")
         for id, path in (("V070b", _START), ("V070c", _END))
     ),
-    _ordered,
-    _empty,
-    _never,
-    _ranks,
+    _window_ends_before_start,
+    _window_empty,
+    _window_after_end_of_run,
+    _negative_rank,
     no_effect(
         "L61",
         _TORCH,
         dict.fromkeys((_CHAKRA, _SHAPES, _STACKS), False),
         why="they are options of torch.profiler's trace",
         fix=f"Set {_TORCH}=true, or disable them.",
-        fails=(False, True, False, False),
-        passes=(True, True, False, False),
+        fails={_CHAKRA: True},
     ),
     _no_file_name,
     requires(

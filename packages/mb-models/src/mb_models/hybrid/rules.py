@@ -1,44 +1,19 @@
 """Rules on the section of a hybrid model, in addition to those for every family."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
+from functools import partial
 
+from mb_models.family_rules import family_rule
 from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
-from mb_schema.rule_kinds import DEGREES, section_rule
 from mb_schema.rules import Rule
 
-FAMILY_FIELDS = frozenset({"hybrid_layer_pattern", "decoder_seq_length", "vision_num_layers"})
-"""Fields that exactly one family has, in every section of it."""
-
-
-def family_rule(id: str, **options: Any) -> Callable[[Callable[..., str | None]], Rule]:
-    """Return a decorator like `section_rule("model", id, **options)`, for rules of a family.
-
-    The rule does not apply to sections of another family, which lack the field of this family (None), and not to
-    parallel sizes below 1, which rule P01 rejects.
-    """
-
-    def of(test: Callable[..., str | None]) -> Rule:
-        rule = section_rule("model", id, **options)(test)
-        markers = FAMILY_FIELDS.intersection(rule.parameters)
-        sizes = {*DEGREES, "vision_tensor_model_parallel_size"}.intersection(rule.parameters)
-
-        def tested(**values: Any) -> str | None:
-            other_family = any(values[name] is None for name in markers)
-            invalid_size = any(values[name] is not None and values[name] < 1 for name in sizes)
-            return None if other_family or invalid_size else test(**values)
-
-        return replace(rule, test=tested)
-
-    return of
-
+hybrid_rule = partial(family_rule, "hybrid_layer_pattern")
 
 LAYERS = "MG*-E"
 """Letters of the supported layers."""
 
 
-@family_rule(
+@hybrid_rule(
     "HY01",
     why="every letter is one layer: M Mamba, G gated delta, * attention, - MLP, E experts",
     fix="Use these letters, | between pipeline stages, and / before the layers of each token beyond the next.",
@@ -52,7 +27,7 @@ def _known_letters(hybrid_layer_pattern):
     return None if main_layers(hybrid_layer_pattern) else f"{hybrid_layer_pattern!r} has no layers"
 
 
-@family_rule(
+@hybrid_rule(
     "HY02",
     why="the pattern lists the layers, and Megatron indexes the experts' losses by num_layers",
     fix="Set num_layers to the number of letters before the first /.",
@@ -66,7 +41,7 @@ def _layer_count(num_layers, hybrid_layer_pattern):
     )
 
 
-@family_rule(
+@hybrid_rule(
     "HY03",
     why="layers E have num_moe_experts experts, and no other layer has any",
     fix="Set num_moe_experts together with a pattern that has E, or neither.",
@@ -79,7 +54,7 @@ def _experts_match_pattern(num_moe_experts, hybrid_layer_pattern):
     return f"is {num_moe_experts} with the pattern {hybrid_layer_pattern!r}"
 
 
-@family_rule(
+@hybrid_rule(
     "HY04",
     why="every pipeline stage, virtual or not, is one part between |, and without | stages have equal lengths",
     fix="Put | between the stages: one part for each of pipeline_model_parallel_size times virtual stages.",
@@ -95,7 +70,7 @@ def _stages(hybrid_layer_pattern, pp, vp):
     return f"{hybrid_layer_pattern!r} cannot be divided into {stages} stages (pp={pp}, vpp={vp})"
 
 
-@family_rule(
+@hybrid_rule(
     "HY05",
     why="the pattern itself defines the first layer of each stage",
     fix="Put | between the stages, and unset the others.",
@@ -122,7 +97,7 @@ def _single_split(
     return None
 
 
-@family_rule(
+@hybrid_rule(
     "HY06",
     why="each token beyond the next is predicted by the same layers, one /... in the pattern for each",
     fix="Repeat the part after / for each token beyond the next, and leave mtp_num_layers unset.",
@@ -138,7 +113,7 @@ def _further_tokens(hybrid_layer_pattern, mtp_num_layers):
     return f"{hybrid_layer_pattern!r} predicts {len(ahead)} tokens beyond the next, mtp_num_layers={mtp_num_layers}"
 
 
-@family_rule(
+@hybrid_rule(
     "HY07",
     why="tensor- and context-parallel ranks share the heads and groups of Mamba layers evenly",
     fix="Change mamba_num_heads or mamba_num_groups, or the parallel sizes.",
@@ -181,7 +156,7 @@ def _state_space(
     return None
 
 
-@family_rule(
+@hybrid_rule(
     "HY08",
     why="tensor- and context-parallel ranks share the heads of gated-delta layers evenly",
     fix="Change linear_num_key_heads and linear_num_value_heads, or the parallel sizes.",
@@ -209,7 +184,7 @@ def _gated_delta(hybrid_layer_pattern, linear_num_key_heads, linear_num_value_he
     return None
 
 
-@family_rule(
+@hybrid_rule(
     "HY09",
     why="Megatron sums the gradient of their norm over the ranks only then, and its copies would drift apart "
     "without an error",
@@ -223,22 +198,66 @@ def _gated_delta_sequence_parallel(hybrid_layer_pattern, tp, sequence_parallel):
     return f"gated-delta layers under tensor parallelism (tp={tp}, sequence_parallel=false)"
 
 
-def _experts_everywhere(freq: int | Sequence[int]) -> str | None:
-    return f"is {freq}" if freq != 1 else None
-
-
-@family_rule(
+@hybrid_rule(
     "HY12",
     why="the section has a field of that name, and one of the two values would be ignored",
     fix="Remove them.",
-    fails={"transformer": {"mamba_state_dim": 64}, "hybrid_layer_pattern": "M"},
+    fails={"transformer": {"mamba_state_dim": 64}},
     passes={"transformer": {}},
 )
-def _no_duplicate_fields(transformer, hybrid_layer_pattern):
+def _no_duplicate_fields(transformer):
     repeated = sorted({item.name for item in fields(MambaModelConfig)} & transformer.keys())
-    if repeated and hybrid_layer_pattern:
+    if repeated:
         return f"{', '.join(repeated)}: set the field of the model section itself"
     return None
+
+
+@hybrid_rule(
+    "HY10",
+    why="the attention of hybrid layers has none on the CPU, and is untested with them on a GPU",
+    fix="Set softmax_type=vanilla.",
+    fails={"softmax_type": "learnable"},
+    passes={"softmax_type": "vanilla"},
+)
+def _softmax_other_than_vanilla(softmax_type):
+    return f"is {softmax_type}" if softmax_type != "vanilla" else None
+
+
+@hybrid_rule(
+    "HY11",
+    why="the pattern selects the layers with experts",
+    fix="Leave it at 1, and write E for each layer with experts.",
+    fails={"moe_layer_freq": 2},
+    passes={"moe_layer_freq": 1},
+)
+def _experts_outside_pattern(moe_layer_freq):
+    return f"is {moe_layer_freq}" if moe_layer_freq != 1 else None
+
+
+@hybrid_rule(
+    "HY13",
+    why="hybrid attention layers are plain; Megatron's + layers are not supported",
+    fix="Switch it off, or use a GPT.",
+    fails={"multi_latent_attention": True},
+    passes={"multi_latent_attention": False},
+)
+def _latent_attention_in_hybrid(multi_latent_attention):
+    return "is on" if multi_latent_attention else None
+
+
+@hybrid_rule(
+    "HY14",
+    why="Megatron Core applies the model's activation to their convolution, whose kernels support SiLU only",
+    fix='Set activation_func="silu", or remove G from the pattern.',
+    fails={"activation_func": "gelu", "hybrid_layer_pattern": "G-"},
+    passes={"hybrid_layer_pattern": "M-"},
+)
+def _activation_of_gated_delta(activation_func, hybrid_layer_pattern):
+    return (
+        f"is {activation_func} with gated-delta layers"
+        if "G" in hybrid_layer_pattern and activation_func != "silu"
+        else None
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -251,40 +270,10 @@ RULES: tuple[Rule, ...] = (
     _state_space,
     _gated_delta,
     _gated_delta_sequence_parallel,
-    family_rule(
-        "HY10",
-        why="the attention of hybrid layers has none on the CPU, and is untested with them on a GPU",
-        fix="Set softmax_type=vanilla.",
-        fails={"softmax_type": "learnable", "hybrid_layer_pattern": "*"},
-        passes={"softmax_type": "vanilla"},
-    )(lambda softmax_type, hybrid_layer_pattern: f"is {softmax_type}" if softmax_type != "vanilla" else None),
-    family_rule(
-        "HY11",
-        why="the pattern selects the layers with experts",
-        fix="Leave it at 1, and write E for each layer with experts.",
-        fails={"moe_layer_freq": 2, "hybrid_layer_pattern": "ME"},
-        passes={"moe_layer_freq": 1},
-    )(lambda moe_layer_freq, hybrid_layer_pattern: _experts_everywhere(moe_layer_freq)),
+    _softmax_other_than_vanilla,
+    _experts_outside_pattern,
     _no_duplicate_fields,
-    family_rule(
-        "HY13",
-        why="hybrid attention layers are plain; Megatron's + layers are not supported",
-        fix="Switch it off, or use a GPT.",
-        fails={"multi_latent_attention": True, "hybrid_layer_pattern": "*"},
-        passes={"multi_latent_attention": False},
-    )(lambda multi_latent_attention, hybrid_layer_pattern: "is on" if multi_latent_attention else None),
-    family_rule(
-        "HY14",
-        why="Megatron Core applies the model's activation to their convolution, whose kernels support SiLU only",
-        fix='Set activation_func="silu", or remove G from the pattern.',
-        fails={"activation_func": "gelu", "hybrid_layer_pattern": "G-"},
-        passes={"hybrid_layer_pattern": "M-"},
-    )(
-        lambda activation_func, hybrid_layer_pattern: (
-            f"is {activation_func} with gated-delta layers"
-            if "G" in hybrid_layer_pattern and activation_func != "silu"
-            else None
-        )
-    ),
+    _latent_attention_in_hybrid,
+    _activation_of_gated_delta,
 )
 """Apply where the section has a hybrid_layer_pattern."""

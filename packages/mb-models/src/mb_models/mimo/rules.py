@@ -2,16 +2,17 @@
 
 from functools import partial
 
-from mb_models.hybrid.rules import family_rule
+from mb_models.family_rules import family_rule
 from mb_models.mimo import layout_rules as mimo_layout_rules
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
 dataset_rule = partial(section_rule, "dataset")
 model_rule = partial(section_rule, "model")
+vision_rule = partial(family_rule, "vision_num_layers")
 
 
-@family_rule(
+@vision_rule(
     "M01",
     why="the encoder needs layers, and its heads share its width",
     fix="Set positive sizes, and a vision_hidden_size that its heads divide.",
@@ -42,34 +43,34 @@ def _encoder_sizes(
     )
 
 
-@family_rule(
+@vision_rule(
     "M02",
     why="an image is divided into complete patches",
     fix="Set image_size to a multiple of patch_size.",
-    fails={"patch_size": 14, "image_size": 32, "vision_num_layers": 2},
+    fails={"patch_size": 14, "image_size": 32},
     passes={"patch_size": 8},
 )
-def _patches(patch_size, image_size, vision_num_layers):
+def _patches(patch_size, image_size):
     if patch_size >= 1 and image_size >= patch_size and image_size % patch_size == 0:
         return None
     return f"patches of {patch_size} pixels do not fill an image of {image_size}"
 
 
-@family_rule(
+@vision_rule(
     "M03",
     why="a sequence holds an image and the text about it",
     fix="Raise seq_length, or choose larger patches.",
-    fails={"seq_length": 16, "image_size": 32, "patch_size": 8, "vision_num_layers": 2},
+    fails={"seq_length": 16, "image_size": 32, "patch_size": 8},
     passes={"seq_length": 80},
 )
-def _sequence_longer_than_image(seq_length, image_size, patch_size, vision_num_layers):
+def _sequence_longer_than_image(seq_length, image_size, patch_size):
     tokens = (image_size // patch_size) ** 2 if patch_size >= 1 else 0
     return (
         None if seq_length > tokens else f"{seq_length} tokens leave no room after the {tokens} of an image"
     )
 
 
-@family_rule(
+@vision_rule(
     "M04",
     why="encoder and projection are split over the ranks of the language model, or over "
     "vision_tensor_model_parallel_size",
@@ -79,7 +80,6 @@ def _sequence_longer_than_image(seq_length, image_size, patch_size, vision_num_l
         "vision_num_attention_heads": 3,
         "vision_hidden_size": 96,
         "hidden_size": 64,
-        "vision_num_layers": 2,
     },
     passes={"vision_tensor_model_parallel_size": 1},
 )
@@ -91,7 +91,6 @@ def _encoder_not_split_evenly(
     vision_ffn_hidden_size,
     projector_hidden_size,
     hidden_size,
-    vision_num_layers,
 ):
     ranks = vision_tensor_model_parallel_size or tp
     widths = {
@@ -103,64 +102,64 @@ def _encoder_not_split_evenly(
     return f"{ranks} ranks cannot share {', '.join(uneven)} evenly" if uneven else None
 
 
-@family_rule(
+@vision_rule(
     "M05",
     why="the pipeline stages of Megatron Core's MIMO model are its modules, each of them complete",
     fix="Set pipeline_model_parallel_size=1; language_rank_offset puts the modules on separate ranks.",
-    fails={"pp": 2, "vision_num_layers": 2},
+    fails={"pp": 2},
     passes={"pp": 1},
 )
-def _one_stage(pp, vp, vision_num_layers):
+def _one_stage(pp, vp):
     return f"is {pp} (virtual stages: {vp})" if pp > 1 or (vp or 1) > 1 else None
 
 
-@family_rule(
+@vision_rule(
     "M06",
     why="each rank would apply a different dropout to the full embedding and take its part of it, so that the "
     "gradients of the other parts would be wrong",
     fix="Set hidden_dropout=0, or sequence_parallel=false.",
-    fails={"sequence_parallel": True, "hidden_dropout": 0.1, "vision_num_layers": 2},
+    fails={"sequence_parallel": True, "hidden_dropout": 0.1},
     passes={"hidden_dropout": 0.0},
 )
-def _dropout_under_sequence_parallel(sequence_parallel, hidden_dropout, vision_num_layers):
+def _dropout_under_sequence_parallel(sequence_parallel, hidden_dropout):
     return f"is on with hidden_dropout={hidden_dropout}" if sequence_parallel and hidden_dropout > 0 else None
 
 
-@family_rule(
+@vision_rule(
     "M07",
     why="Megatron Core's MIMO model passes its language model the embedding of images and text, from which "
     "neither multi-token prediction nor a schedule plan can be built",
     fix="Unset mtp_num_layers, and set overlap_moe_expert_parallel_comm=false.",
-    fails={"mtp_num_layers": 1, "vision_num_layers": 2},
+    fails={"mtp_num_layers": 1},
     passes={"mtp_num_layers": None},
 )
-def _embedding_inputs(mtp_num_layers, overlap_moe_expert_parallel_comm, vision_num_layers):
+def _embedding_inputs(mtp_num_layers, overlap_moe_expert_parallel_comm):
     if overlap_moe_expert_parallel_comm:
         return f"is {mtp_num_layers} with overlap_moe_expert_parallel_comm=true"
     return f"is {mtp_num_layers}" if mtp_num_layers else None
 
 
-@family_rule(
+@vision_rule(
     "M08",
     why="inserting patches into the text synchronises with the device in every step, which a graph does not "
     "support",
     fix='Set cuda_graph_impl="none".',
-    fails={"cuda_graph_impl": "local", "vision_num_layers": 2},
+    fails={"cuda_graph_impl": "local"},
     passes={"cuda_graph_impl": "none"},
 )
-def _no_cuda_graph(cuda_graph_impl, vision_num_layers):
+def _no_cuda_graph(cuda_graph_impl):
     return f"is {cuda_graph_impl}" if cuda_graph_impl != "none" else None
 
 
-@family_rule(
+@vision_rule(
     "M09",
     why="only captions are trained, and each context-parallel rank has a different number of their tokens, so "
     "that the mean of the ranks' means is not the loss of the sequence",
     fix="Set calculate_per_token_loss=true.",
-    fails={"calculate_per_token_loss": False, "cp": 2, "vision_num_layers": 2},
+    fails={"calculate_per_token_loss": False, "cp": 2},
     passes={"calculate_per_token_loss": True},
 )
-def _per_token_loss_under_cp(calculate_per_token_loss, cp, vision_num_layers):
+def _per_token_loss_under_cp(calculate_per_token_loss, cp):
     return f"is off with context_parallel_size={cp}" if cp > 1 and not calculate_per_token_loss else None
 
 

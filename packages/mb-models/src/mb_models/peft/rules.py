@@ -5,6 +5,7 @@ from functools import partial
 from mb_schema.rule_kinds import excludes, in_range, section_rule
 from mb_schema.rules import Rule
 
+config_rule = partial(section_rule, "")
 peft_rule = partial(section_rule, "peft")
 
 
@@ -15,8 +16,41 @@ peft_rule = partial(section_rule, "peft")
     fails={"target_modules": []},
     passes={"target_modules": ["linear_qkv"]},
 )
-def _no_target(target_modules, exclude_modules):
+def _no_layers_named(target_modules, exclude_modules):
     return None if target_modules or exclude_modules else "names no layer"
+
+
+@peft_rule(
+    "PE05",
+    why="the gradient of each factor is proportional to the other, so that both stay zero",
+    fix="Set one of them to another method: A to kaiming, for example.",
+    fails={"lora_A_init_method": "zero", "lora_B_init_method": "zero"},
+    passes={"lora_A_init_method": "kaiming"},
+)
+def _both_factors_zero(lora_A_init_method, lora_B_init_method):
+    return "are both zero" if lora_A_init_method == lora_B_init_method == "zero" else None
+
+
+@peft_rule(
+    "PE06",
+    why="it multiplies the learning rate of the second factor of each adapter",
+    fix="Set peft.loraplus_lr_ratio to a positive number, such as 16, or leave it out.",
+    fails={"loraplus_lr_ratio": 0.0},
+    passes={"loraplus_lr_ratio": 16.0},
+)
+def _rate_not_positive(loraplus_lr_ratio):
+    return None if loraplus_lr_ratio is None or 0 < loraplus_lr_ratio < float("inf") else "is not positive"
+
+
+@config_rule(
+    "V139a",
+    why="adapters are trained on top of pretrained weights",
+    fix="Set checkpoint.pretrained_checkpoint.",
+    fails={"peft": {"dim": 8}},
+    passes={"checkpoint__pretrained_checkpoint": "/checkpoints/base"},
+)
+def _adapters_without_weights(peft, checkpoint__pretrained_checkpoint):
+    return None if checkpoint__pretrained_checkpoint else "is set without pretrained weights"
 
 
 RULES: tuple[Rule, ...] = (
@@ -39,7 +73,7 @@ RULES: tuple[Rule, ...] = (
         fails=1.0,
         passes=0.0,
     ),
-    _no_target,
+    _no_layers_named,
     excludes(
         "PE04",
         {"peft.target_modules": True, "peft.exclude_modules": True},
@@ -47,39 +81,8 @@ RULES: tuple[Rule, ...] = (
         fix="Set peft.target_modules=[] to use peft.exclude_modules, or remove peft.exclude_modules.",
         fails={"peft.target_modules": ["linear_qkv"], "peft.exclude_modules": ["linear_proj"]},
     ),
-    peft_rule(
-        "PE05",
-        why="the gradient of each factor is proportional to the other, so that both stay zero",
-        fix="Set one of them to another method: A to kaiming, for example.",
-        fails={"lora_A_init_method": "zero", "lora_B_init_method": "zero"},
-        passes={"lora_A_init_method": "kaiming"},
-    )(
-        lambda lora_A_init_method, lora_B_init_method: (
-            "are both zero" if lora_A_init_method == lora_B_init_method == "zero" else None
-        )
-    ),
-    peft_rule(
-        "PE06",
-        why="it multiplies the learning rate of the second factor of each adapter",
-        fix="Set peft.loraplus_lr_ratio to a positive number, such as 16, or leave it out.",
-        fails={"loraplus_lr_ratio": 0.0},
-        passes={"loraplus_lr_ratio": 16.0},
-    )(
-        lambda loraplus_lr_ratio: (
-            None if loraplus_lr_ratio is None or 0 < loraplus_lr_ratio < float("inf") else "is not positive"
-        )
-    ),
-    peft_rule(
-        "V139a",
-        paths={"peft": "peft"},
-        why="adapters are trained on top of pretrained weights",
-        fix="Set checkpoint.pretrained_checkpoint.",
-        fails={"peft": {"dim": 8}},
-        passes={"checkpoint__pretrained_checkpoint": "/checkpoints/base"},
-    )(
-        lambda peft, checkpoint__pretrained_checkpoint: (
-            None if checkpoint__pretrained_checkpoint else "is set without pretrained weights"
-        )
-    ),
+    _both_factors_zero,
+    _rate_not_positive,
+    _adapters_without_weights,
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

@@ -8,6 +8,7 @@ from mb_models.errors import ModelsError
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
+config_rule = partial(section_rule, "")
 ddp_rule = partial(section_rule, "ddp")
 dist_rule = partial(section_rule, "dist")
 
@@ -22,12 +23,12 @@ class FsdpError(ModelsError, ValueError):
 def _fsdp2_rule(id: str, message: str, paths: Sequence[str], **options: Any) -> Rule:
     """Return the rule that FSDP2 is off while any of these fields is set or on."""
 
-    def rejected(use_torch_fsdp2: bool | None, **values: object) -> str | None:
-        if use_torch_fsdp2 and any(value not in (None, False) for value in values.values()):
+    def rejected(dist__use_torch_fsdp2: bool | None, **values: object) -> str | None:
+        if dist__use_torch_fsdp2 and any(value not in (None, False) for value in values.values()):
             return message
         return None
 
-    return dist_rule(id, paths={path: path for path in paths}, **options)(rejected)
+    return config_rule(id, others=paths, **options)(rejected)
 
 
 @dist_rule(
@@ -57,17 +58,16 @@ def _megatron_fsdp_with_pipeline(use_megatron_fsdp, dist__use_megatron_fsdp, pp)
     return None
 
 
-@ddp_rule(
+@config_rule(
     "FS09",
-    paths={"peft": "peft"},
     why="the weights under adapters are read from a checkpoint of unsharded weights, which cannot be loaded "
     "into its shards",
     fix="Use ddp.use_distributed_optimizer=true instead.",
-    fails={"use_megatron_fsdp": True, "peft": {}},
+    fails={"ddp__use_megatron_fsdp": True, "peft": {}},
     passes={"peft": None},
 )
-def _megatron_fsdp_with_adapters(use_megatron_fsdp, dist__use_megatron_fsdp, peft):
-    if (use_megatron_fsdp or dist__use_megatron_fsdp) and peft not in (None, False):
+def _megatron_fsdp_with_adapters(ddp__use_megatron_fsdp, dist__use_megatron_fsdp, peft):
+    if (ddp__use_megatron_fsdp or dist__use_megatron_fsdp) and peft not in (None, False):
         return "is on with adapters"
     return None
 
@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = (
         ["model.share_embeddings_and_output_weights"],
         why="FSDP2 reshards the embedding's weight before the output layer reads it",
         fix="Set model.share_embeddings_and_output_weights=false, or use ddp.use_distributed_optimizer=true instead.",
-        fails={"use_torch_fsdp2": True, "model.share_embeddings_and_output_weights": True},
+        fails={"dist__use_torch_fsdp2": True, "model.share_embeddings_and_output_weights": True},
         passes={"model.share_embeddings_and_output_weights": False},
     ),
     _fsdp2_rule(
@@ -135,7 +135,7 @@ RULES: tuple[Rule, ...] = (
         ["ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"],
         why="FSDP2 already shards the optimizer's state with the weights",
         fix="Set ddp.use_distributed_optimizer=false and optimizer.use_distributed_optimizer=false.",
-        fails={"use_torch_fsdp2": True, "ddp.use_distributed_optimizer": True},
+        fails={"dist__use_torch_fsdp2": True, "ddp.use_distributed_optimizer": True},
         passes={"ddp.use_distributed_optimizer": False},
         implied_by="V120",
     ),
@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
         ["model.fp16", "model.gradient_accumulation_fusion"],
         why="Megatron Core neither unscales its gradients nor writes into its gradient buffers",
         fix="Use bf16, and set model.gradient_accumulation_fusion=false.",
-        fails={"use_torch_fsdp2": True, "model.fp16": True},
+        fails={"dist__use_torch_fsdp2": True, "model.fp16": True},
         passes={"model.fp16": False},
     ),
     _megatron_fsdp_with_pipeline,
@@ -155,7 +155,7 @@ RULES: tuple[Rule, ...] = (
         ["train.check_weight_hash_across_dp_replicas_interval"],
         why="every rank holds a different shard of the weights",
         fix="Set train.check_weight_hash_across_dp_replicas_interval=null.",
-        fails={"use_torch_fsdp2": True, "train.check_weight_hash_across_dp_replicas_interval": 100},
+        fails={"dist__use_torch_fsdp2": True, "train.check_weight_hash_across_dp_replicas_interval": 100},
         passes={"train.check_weight_hash_across_dp_replicas_interval": None},
     ),
     _fsdp2_rule(
@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = (
         ["model.hybrid_layer_pattern", "model.vision_num_layers", "model.decoder_seq_length"],
         why="checkpoints of hybrid models do not support shards, and other families are untested",
         fix="Use ddp.use_distributed_optimizer=true instead.",
-        fails={"use_torch_fsdp2": True, "model.hybrid_layer_pattern": "M-*-"},
+        fails={"dist__use_torch_fsdp2": True, "model.hybrid_layer_pattern": "M-*-"},
         passes={"model.hybrid_layer_pattern": None},
     ),
     _fsdp2_rule(
@@ -173,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         ["peft"],
         why="checkpoints of adapters do not support shards",
         fix="Use ddp.use_distributed_optimizer=true instead.",
-        fails={"use_torch_fsdp2": True, "peft": {}},
+        fails={"dist__use_torch_fsdp2": True, "peft": {}},
         passes={"peft": None},
     ),
     _megatron_fsdp_with_adapters,

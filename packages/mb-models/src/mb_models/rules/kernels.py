@@ -189,14 +189,13 @@ APEX: tuple[Rule, ...] = (
 
 @model_rule(
     "T43",
-    paths={"cpu": "facts.cpu"},
     why="on a GPU only Transformer Engine has layers for it",
     fix="Install transformer-engine and leave model.transformer_impl at transformer_engine.",
     fails={"transformer_impl": "local", "multi_latent_attention": True},
     passes={"cpu": True},
 )
 def _family_without_local_layers(
-    transformer_impl, cpu, multi_latent_attention, hybrid_layer_pattern, decoder_seq_length
+    transformer_impl, multi_latent_attention, hybrid_layer_pattern, decoder_seq_length, *, cpu
 ):
     kinds = {
         "multi-latent attention": multi_latent_attention,

@@ -1,6 +1,6 @@
 """Rules on `mb_models.gpt.variant_fields.LayerVariantFields`."""
 
-from mb_models.hybrid.rules import family_rule
+from mb_models.family_rules import family_rule
 from mb_schema.rule_kinds import SET, excludes, in_range, other_than, requires
 from mb_schema.rules import Rule
 
@@ -38,16 +38,14 @@ POSITIVE = {
 }
 """Rule -> field that is positive if it is set."""
 
-LEAST = 1e-9
-"""Smallest factor and soft cap."""
-
 
 @family_rule(
+    "vision_num_layers",
     "M26",
-    paths={name: f"model.{name}" for name in NEUTRAL},
+    others=NEUTRAL,
     why="the language model of a vision-language model has Megatron Core's layers",
     fix="Remove them.",
-    fails={**NEUTRAL, "vision_num_layers": 2, "norm_position": "pre_and_post"},
+    fails={**NEUTRAL, "norm_position": "pre_and_post"},
     passes={"norm_position": "pre"},
 )
 def _variants_with_image_encoder(vision_num_layers, **values):
@@ -87,11 +85,9 @@ RULES: tuple[Rule, ...] = (
         in_range(
             number,
             f"model.{name}",
-            LEAST,
+            above=0,
             why="a factor of zero removes a part of the model, and a soft cap is the limit of an absolute value",
             fix="Set a positive number.",
-            fails=0.0,
-            passes=1.0,
         )
         for number, name in POSITIVE.items()
     ),

@@ -19,7 +19,7 @@ IGNORED_BY_LOCAL_LAYERS = (
 
 @model_rule(
     "G06",
-    paths={name: f"model.{name}" for name in IGNORED_BY_LOCAL_LAYERS},
+    others=IGNORED_BY_LOCAL_LAYERS,
     why="only Transformer Engine supports them, and Megatron builds the model as if they were off",
     fix='Switch them off, or use transformer_impl "transformer_engine" on a GPU.',
     fails={"transformer_impl": "local", "qk_clip": True},

@@ -249,8 +249,8 @@ RULES: tuple[Rule, ...] = (
         {"model.moe_ffn_hidden_size": None, "model.moe_shared_expert_intermediate_size": None},
         why="without num_moe_experts the model is dense",
         fix="Set num_moe_experts, or unset the sizes.",
-        fails=(None, 64, None),
-        passes=(4, 64, None),
+        fails={"model.moe_ffn_hidden_size": 64},
+        passes={"model.num_moe_experts": 4},
     ),
     _routing_over_all_tokens_in_fine_tuning,
 )

@@ -278,15 +278,20 @@ def _interleaving_mixes_microbatches(vp, pp, overlap_p2p_comm, batch_p2p_comm):
     )
 
 
+@model_rule(
+    "P02",
+    why="tensor parallelism assigns entire heads to each rank",
+    fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
+    fails={"num_attention_heads": 6, "tp": 4},
+    passes={"num_attention_heads": 8},
+)
+def _heads_not_shared_evenly(num_attention_heads, tp):
+    return _uneven_parts("attention heads", num_attention_heads, tp, "tp")
+
+
 RULES: tuple[Rule, ...] = (
     _sizes_below_one,
-    model_rule(
-        "P02",
-        why="tensor parallelism assigns entire heads to each rank",
-        fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
-        fails={"num_attention_heads": 6, "tp": 4},
-        passes={"num_attention_heads": 8},
-    )(lambda num_attention_heads, tp: _uneven_parts("attention heads", num_attention_heads, tp, "tp")),
+    _heads_not_shared_evenly,
     _query_groups_not_shared_evenly,
     _heads_not_divided_by_query_groups,
     _layers_not_divided_by_stages,

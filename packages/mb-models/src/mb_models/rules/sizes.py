@@ -6,9 +6,8 @@ The largest trained models have about 10**12 parameters; every limit is at least
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from string import ascii_lowercase
 
-from mb_schema.rule_kinds import at_most, rules_for_each, section_rule
+from mb_schema.rule_kinds import at_most, in_range, lettered, section_rule, within
 from mb_schema.rules import Rule
 
 model_rule = partial(section_rule, "model")
@@ -51,12 +50,9 @@ _LIMITS: Mapping[str, tuple[int, str, str]] = {
 
 def _limit_rules(number: str, limit: int, why: str, names: str) -> list[Rule]:
     """Return a rule for each field, with a letter after the number if there are several."""
-    fields = names.split()
-    letters = ascii_lowercase if len(fields) > 1 else ("",)
-    return [
-        at_most(f"{number}{letter}", f"model.{name}", limit, why=why)
-        for letter, name in zip(letters, fields, strict=False)
-    ]
+    paths = within("model", names)
+    pairs = lettered(number, paths) if len(paths) > 1 else [(number, paths[0])]
+    return [at_most(id, path, limit, why=why) for id, path in pairs]
 
 
 @model_rule(
@@ -92,49 +88,36 @@ def _too_many_parameters(hidden_size, num_layers, ffn_hidden_size, num_moe_exper
     return None
 
 
-def _not_a_probability(value: float | None) -> str | None:
-    return None if value is None or 0 <= value < 1 else f"must be in [0, 1), not {value}"
-
-
-def _not_positive(value: float | None) -> str | None:
-    return f"must be above 0, not {value}" if value is not None and value <= 0 else None
-
-
-@model_rule(
-    "MN03",
-    why="it is the fraction of each attention head to which rotary position embeddings apply",
-    fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
-    fails={"rotary_percent": -0.5},
-    passes={"rotary_percent": 0.5},
-)
-def _not_a_fraction(rotary_percent):
-    return (
-        None
-        if rotary_percent is None or 0 < rotary_percent <= 1
-        else f"must be in (0, 1], not {rotary_percent}"
-    )
-
-
 RULES: tuple[Rule, ...] = (
-    *rules_for_each(
-        "MN01",
-        ("model.hidden_dropout", "model.attention_dropout"),
-        _not_a_probability,
-        why="it is the probability that an activation is set to zero",
-        fix="0 (none) or a number such as 0.1",
-        fails=1.5,
-        passes=0.1,
+    *(
+        in_range(
+            id,
+            path,
+            0,
+            below=1,
+            why="it is the probability that an activation is set to zero",
+            fix=f"Set {path} to 0 (none) or a number such as 0.1.",
+        )
+        for id, path in lettered("MN01", ("model.hidden_dropout", "model.attention_dropout"))
     ),
-    *rules_for_each(
-        "MN02",
-        ("model.init_method_std", "model.layernorm_epsilon"),
-        _not_positive,
-        why="it is the standard deviation of initial weights, or the lower bound of the divisor of a norm",
-        fix="a number such as 0.02 (standard deviation) or 1e-5 (epsilon)",
-        fails=-1.0,
-        passes=0.02,
+    *(
+        in_range(
+            id,
+            path,
+            above=0,
+            why="it is the standard deviation of initial weights, or the lower bound of the divisor of a norm",
+            fix=f"Set {path} to a number such as 0.02 (standard deviation) or 1e-5 (epsilon).",
+        )
+        for id, path in lettered("MN02", ("model.init_method_std", "model.layernorm_epsilon"))
     ),
-    _not_a_fraction,
+    in_range(
+        "MN03",
+        "model.rotary_percent",
+        above=0,
+        high=1,
+        why="it is the fraction of each attention head to which rotary position embeddings apply",
+        fix="Set model.rotary_percent to a number such as 1.0 or 0.5.",
+    ),
     *(limit for number, limits in _LIMITS.items() for limit in _limit_rules(number, *limits)),
     _too_many_parameters,
 )

@@ -215,6 +215,17 @@ def _fewer_rows_than_tokens(vocab_size, tokenizer__vocab_size):
     return f"{vocab_size} is below the {tokenizer__vocab_size} entries of the tokenizer"
 
 
+@model_rule(
+    "V243a",
+    why="the tokenizer of the dataset has this number of entries, and every token requires a row of the embedding",
+    fix="Leave model.vocab_size unset, increase it, or lower dataset.vocab_size.",
+    fails={"vocab_size": 100, "dataset__vocab_size": 4096},
+    passes={"vocab_size": 257, "tokenizer__tokenizer_type": "ByteTokenizer"},
+)
+def _fewer_rows_than_tokens_of_dataset(vocab_size, dataset__vocab_size, tokenizer__tokenizer_type):
+    return None if tokenizer__tokenizer_type else _fewer_rows_than_tokens(vocab_size, dataset__vocab_size)
+
+
 RULES: tuple[Rule, ...] = (
     _vocabulary_not_shared_evenly,
     _dense_width_not_shared_evenly,
@@ -249,15 +260,5 @@ RULES: tuple[Rule, ...] = (
         fails={"vocab_size": 1000, "tokenizer__vocab_size": 1001},
         passes={"vocab_size": 1024},
     )(_fewer_rows_than_tokens),
-    model_rule(
-        "V243a",
-        why="the tokenizer of the dataset has this number of entries, and every token requires a row of the embedding",
-        fix="Leave model.vocab_size unset, increase it, or lower dataset.vocab_size.",
-        fails={"vocab_size": 100, "dataset__vocab_size": 4096},
-        passes={"vocab_size": 257, "tokenizer__tokenizer_type": "ByteTokenizer"},
-    )(
-        lambda vocab_size, dataset__vocab_size, tokenizer__tokenizer_type: (
-            None if tokenizer__tokenizer_type else _fewer_rows_than_tokens(vocab_size, dataset__vocab_size)
-        )
-    ),
+    _fewer_rows_than_tokens_of_dataset,
 )

@@ -22,5 +22,5 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule of the section."""
 
-CONFLICT_RULES: tuple[Rule, ...] = (*RULES, environment_rules.FSDP_QUEUES)
+CONFLICT_RULES: tuple[Rule, ...] = (*RULES, environment_rules.single_queue_under_fsdp)
 """`RULES`, and the rule that mb-config also has (O23, V176 there)."""

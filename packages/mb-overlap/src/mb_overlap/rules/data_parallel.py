@@ -10,13 +10,12 @@ comm_overlap_rule = partial(section_rule, "comm_overlap")
 
 @comm_overlap_rule(
     "O14",
-    paths={"world_size": "facts.world_size"},
     why="it determines whether the distributed optimizer communicates at all",
     fix="Leave comm_overlap.data_parallel_size unset, or set it to world_size / (tp*pp*cp).",
     fails={"data_parallel_size": 8, "world_size": 8, "tp": 2},
     passes={"data_parallel_size": 4},
 )
-def _matches_layout(data_parallel_size, world_size, tp, pp, cp):
+def _other_size_than_layout(data_parallel_size, tp, pp, cp, *, world_size):
     model_ranks = (tp or 1) * (pp or 1) * (cp or 1)
     if data_parallel_size is None or data_parallel_size * model_ranks == world_size:
         return None
@@ -58,24 +57,22 @@ def _requests_without_effect(
     )
 
 
-BUCKET_SIZE = in_range(
-    "O25",
-    "comm_overlap.bucket_size",
-    1,
-    why="it is a number of parameters",
-    fix="Set it to 1 or more, or to null.",
+RULES: tuple[Rule, ...] = (
+    in_range(
+        "O25",
+        "comm_overlap.bucket_size",
+        1,
+        why="it is a number of parameters",
+        fix="Set it to 1 or more, or to null.",
+    ),
+    in_range(
+        "O26",
+        "comm_overlap.wgrad_deferral_limit",
+        0,
+        why="it is a number of microbatches",
+        fix="Set it to 0 (all of them) or more, or to null.",
+    ),
+    _other_size_than_layout,
+    _requests_without_effect,
 )
-DEFERRAL_LIMIT = in_range(
-    "O26",
-    "comm_overlap.wgrad_deferral_limit",
-    0,
-    why="it is a number of microbatches",
-    fix="Set it to 0 (all of them) or more, or to null.",
-)
-
-DATA_PARALLEL_SIZE = _matches_layout
-
-DISTRIBUTED_OPTIMIZER = _requests_without_effect
-
-RULES: tuple[Rule, ...] = (BUCKET_SIZE, DEFERRAL_LIMIT, DATA_PARALLEL_SIZE, DISTRIBUTED_OPTIMIZER)
 """Every rule of this file."""

@@ -215,18 +215,14 @@ CONDITIONS: tuple[Rule, ...] = (
     _graphs_need_no_bias,
 )
 
-REQUESTED_EP_OVERLAP = _needs_requested_overlap
-
-MODEL_EP_OVERLAP = _needs_model_overlap
-
 SECTION_RULES: tuple[Rule, ...] = (
-    REQUESTED_EP_OVERLAP,
+    _needs_requested_overlap,
     *on_switch(CONDITIONS, f"comm_overlap.{DELAY_WGRAD}"),
 )
 """Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = (
-    MODEL_EP_OVERLAP,
+    _needs_model_overlap,
     *on_switch(CONDITIONS, f"model.{DELAY_WGRAD}"),
 )
 """Rules on the field of the model section."""

@@ -37,35 +37,34 @@ def _needs_accumulation_fusion(gradient_accumulation_fusion):
     )
 
 
-_STAGES = _needs_pipeline_stages
-_FUSION = _needs_accumulation_fusion
-
-
 def _limit_of(section: str, *conditions: str) -> Rule:
+    """Return the rule on the limit of a section; `conditions` are facts without which it does not apply."""
+
+    def negative_limit(wgrad_deferral_limit, **_):
+        if wgrad_deferral_limit is None or wgrad_deferral_limit >= 0:
+            return None
+        return f"needs wgrad_deferral_limit >= 0 ({wgrad_deferral_limit})"
+
     return section_rule(
         section,
         "O01c",
-        paths={path: path for path in conditions},
+        others=conditions,
         why="0 already means all microbatches",
         fix=f"Set {section}.wgrad_deferral_limit=0.",
         fails={"wgrad_deferral_limit": -1, **dict.fromkeys(conditions, True)},
         passes={"wgrad_deferral_limit": 0},
-    )(
-        lambda wgrad_deferral_limit, **_: (
-            f"needs wgrad_deferral_limit >= 0 ({wgrad_deferral_limit})"
-            if wgrad_deferral_limit is not None and wgrad_deferral_limit < 0
-            else None
-        )
-    )
+    )(negative_limit)
 
 
 SECTION_RULES: tuple[Rule, ...] = on_switch(
-    (_STAGES, _FUSION, _limit_of("comm_overlap")), f"comm_overlap.{DEFER_EMBEDDING_WGRAD}"
+    (_needs_pipeline_stages, _needs_accumulation_fusion, _limit_of("comm_overlap")),
+    f"comm_overlap.{DEFER_EMBEDDING_WGRAD}",
 )
 """Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = on_switch(
-    (_STAGES, _FUSION, _limit_of("model", "facts.resolved")), f"model.{DEFER_EMBEDDING_WGRAD}"
+    (_needs_pipeline_stages, _needs_accumulation_fusion, _limit_of("model", "facts.resolved")),
+    f"model.{DEFER_EMBEDDING_WGRAD}",
 )
 """Rules on the field of the model section."""
 

@@ -17,7 +17,8 @@ model_rule = partial(section_rule, "model")
     fails={"use_megatron_fsdp": True, "env": {MAX_CONNECTIONS: "1"}},
     passes={"env": {}},
 )
-def _queues_allow_fsdp(use_megatron_fsdp, *, env):
+def single_queue_under_fsdp(use_megatron_fsdp, *, env):
+    """Reject one hardware queue under Megatron-FSDP; not in `RULES`, because mb-config has V176."""
     if not use_megatron_fsdp or env.get(MAX_CONNECTIONS) != "1":
         return None
     return f"is not supported with {MAX_CONNECTIONS}=1"
@@ -31,7 +32,7 @@ def _queues_allow_fsdp(use_megatron_fsdp, *, env):
     passes={"gpu": "b200"},
     severity="warning",
 )
-def _fsdp_without_tensor_parallel(use_megatron_fsdp, tp, cp, *, gpu):
+def _fsdp_with_tensor_parallel(use_megatron_fsdp, tp, cp, *, gpu):
     major = generation(gpu)
     if not use_megatron_fsdp or major is None or major > HOPPER or ((tp or 1) < 2 and (cp or 1) < 2):
         return None
@@ -46,7 +47,7 @@ def _fsdp_without_tensor_parallel(use_megatron_fsdp, tp, cp, *, gpu):
     passes={"env": {MAX_CONNECTIONS: "1"}},
     severity="warning",
 )
-def _matches_recommendation(tp, cp, pp, ep, ddp__use_megatron_fsdp, *, world_size, gpu, env):
+def _other_number_of_queues(tp, cp, pp, ep, ddp__use_megatron_fsdp, *, world_size, gpu, env):
     if MAX_CONNECTIONS not in env or (ep or 1) > 1 or generation(gpu) is None:
         return None
     tp, cp, pp = tp or 1, cp or 1, pp or 1
@@ -59,12 +60,5 @@ def _matches_recommendation(tp, cp, pp, ep, ddp__use_megatron_fsdp, *, world_siz
     return f"overlaps best on a {gpu} with {MAX_CONNECTIONS}={recommended}, but it is {env[MAX_CONNECTIONS]}"
 
 
-FSDP_QUEUES = _queues_allow_fsdp
-"""Not in `RULES`: mb-config's V176 reports the same problem for a complete configuration."""
-
-FSDP_AND_TENSOR_PARALLEL = _fsdp_without_tensor_parallel
-
-QUEUES = _matches_recommendation
-
-RULES: tuple[Rule, ...] = (FSDP_AND_TENSOR_PARALLEL, QUEUES)
+RULES: tuple[Rule, ...] = (_fsdp_with_tensor_parallel, _other_number_of_queues)
 """Rules of this file that no other package has."""

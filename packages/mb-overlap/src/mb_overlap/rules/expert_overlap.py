@@ -209,16 +209,14 @@ CONDITIONS: tuple[Rule, ...] = (
     fails={"overlap_moe_expert_parallel_comm": True},
     passes={"model__overlap_moe_expert_parallel_comm": False},
 )
-def _model_has_field(overlap_moe_expert_parallel_comm, model__overlap_moe_expert_parallel_comm):
+def _model_lacks_field(overlap_moe_expert_parallel_comm, model__overlap_moe_expert_parallel_comm):
     if overlap_moe_expert_parallel_comm and model__overlap_moe_expert_parallel_comm is None:
         return f"needs a model with the field {EP_OVERLAP}"
     return None
 
 
-FIELD_EXISTS = _model_has_field
-
 SECTION_RULES: tuple[Rule, ...] = (
-    FIELD_EXISTS,
+    _model_lacks_field,
     *on_switch(CONDITIONS, f"comm_overlap.{EP_OVERLAP}"),
 )
 """Rules on the field of the `comm_overlap` section."""

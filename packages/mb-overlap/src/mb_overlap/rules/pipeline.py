@@ -1,4 +1,7 @@
-"""Rules on point-to-point communication between pipeline stages."""
+"""Rules on point-to-point communication between pipeline stages.
+
+`facts.resolved` is set if no `comm_overlap` section will change the model's values.
+"""
 
 from functools import partial
 
@@ -19,7 +22,8 @@ _WAY = "each pipeline schedule of Megatron Core supports certain point-to-point 
     fails={"overlap_p2p_comm": None, "batch_p2p_comm": True, "pp": 2, "vp": 2},
     passes={"batch_p2p_comm": None},
 )
-def _requested_p2p_fits_schedule(overlap_p2p_comm, batch_p2p_comm, pp, vp):
+def requested_p2p_breaks_schedule(overlap_p2p_comm, batch_p2p_comm, pp, vp):
+    """Reject a requested mode that the pipeline schedule does not support."""
     return p2p_comm_problem(pp, vp, *choose_p2p_comm(pp, vp, overlap_p2p_comm, batch_p2p_comm))
 
 
@@ -31,7 +35,7 @@ def _requested_p2p_fits_schedule(overlap_p2p_comm, batch_p2p_comm, pp, vp):
     fails={"overlap_p2p_comm": False, "batch_p2p_comm": True, "pp": 2, "vp": 2, "resolved": True},
     passes={"overlap_p2p_comm": True, "batch_p2p_comm": False},
 )
-def _model_p2p_fits_schedule(overlap_p2p_comm, batch_p2p_comm, pp, vp, *, resolved):
+def _model_p2p_breaks_schedule(overlap_p2p_comm, batch_p2p_comm, pp, vp, *, resolved):
     return p2p_comm_problem(pp, vp, bool(overlap_p2p_comm), bool(batch_p2p_comm)) if resolved else None
 
 
@@ -43,7 +47,7 @@ def _model_p2p_fits_schedule(overlap_p2p_comm, batch_p2p_comm, pp, vp, *, resolv
     passes={"overlap_p2p_comm": True, "batch_p2p_comm": False},
     severity="warning",
 )
-def _p2p_overlaps(overlap_p2p_comm, batch_p2p_comm, pp, vp, *, resolved):
+def _p2p_without_overlap(overlap_p2p_comm, batch_p2p_comm, pp, vp, *, resolved):
     if not resolved or overlap_p2p_comm or (pp or 1) < 2 or (vp or 1) < 2:
         return None
     if p2p_comm_problem(pp, vp, False, bool(batch_p2p_comm)):
@@ -51,12 +55,9 @@ def _p2p_overlaps(overlap_p2p_comm, batch_p2p_comm, pp, vp, *, resolved):
     return f"interleaved stages send without overlap (pp={pp}, vp={vp}, overlap_p2p_comm={overlap_p2p_comm})"
 
 
-P2P_COMM = _requested_p2p_fits_schedule
-
-MODEL_P2P_COMM = _model_p2p_fits_schedule
-"""`facts.resolved` is set if no `comm_overlap` section will change these values."""
-
-EXPOSED_P2P_COMM = _p2p_overlaps
-
-RULES: tuple[Rule, ...] = (P2P_COMM, MODEL_P2P_COMM, EXPOSED_P2P_COMM)
+RULES: tuple[Rule, ...] = (
+    requested_p2p_breaks_schedule,
+    _model_p2p_breaks_schedule,
+    _p2p_without_overlap,
+)
 """Every rule of this file."""

@@ -5,7 +5,7 @@ from functools import partial
 from mb_overlap.transformer_engine.arguments import to_transformer_engine
 from mb_overlap.transformer_engine.buffer_settings import setting_problems
 from mb_overlap.transformer_engine.te_versions import parse_version
-from mb_schema.rule_kinds import implied_by, section_rule
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
 comm_overlap_rule = partial(section_rule, "comm_overlap")
@@ -19,7 +19,8 @@ comm_overlap_rule = partial(section_rule, "comm_overlap")
     passes={"tp": 2},
     severity="warning",
 )
-def _needs_tensor_parallel(tp_comm_overlap, tp):
+def needs_tensor_parallel(tp_comm_overlap, tp):
+    """Reject overlap on a single tensor-parallel rank."""
     return f"needs tensor parallelism (tp={tp})" if tp_comm_overlap and (tp or 1) < 2 else None
 
 
@@ -30,6 +31,7 @@ def _needs_tensor_parallel(tp_comm_overlap, tp):
     fails={"tp_comm_overlap": True, "tp": 4, "model__sequence_parallel": False},
     passes={"model__sequence_parallel": True},
     severity="warning",
+    implied_by="O04b",
 )
 def _needs_sequence_parallel(tp_comm_overlap, tp, model__sequence_parallel):
     if tp_comm_overlap and (tp or 1) >= 2 and not model__sequence_parallel:
@@ -58,6 +60,7 @@ def _needs_transformer_engine(tp_comm_overlap, *, transformer_engine):
     fails={"tp_comm_overlap": True, "model__transformer_impl": "local"},
     passes={"model__transformer_impl": "transformer_engine"},
     severity="warning",
+    implied_by="O04",
 )
 def _needs_engine_layers(tp_comm_overlap, model__transformer_impl):
     if tp_comm_overlap and model__transformer_impl == "local":
@@ -65,19 +68,11 @@ def _needs_engine_layers(tp_comm_overlap, model__transformer_impl):
     return None
 
 
-TENSOR_PARALLEL = _needs_tensor_parallel
-
-SEQUENCE_PARALLEL = _needs_sequence_parallel
-
-TRANSFORMER_ENGINE = _needs_transformer_engine
-
-ENGINE_LAYERS = _needs_engine_layers
-
-NEEDS = (
-    TENSOR_PARALLEL,
-    implied_by("O04b", SEQUENCE_PARALLEL),
-    TRANSFORMER_ENGINE,
-    implied_by("O04", ENGINE_LAYERS),
+NEEDS: tuple[Rule, ...] = (
+    needs_tensor_parallel,
+    _needs_sequence_parallel,
+    _needs_transformer_engine,
+    _needs_engine_layers,
 )
 """Requirements of tensor-parallel overlap."""
 

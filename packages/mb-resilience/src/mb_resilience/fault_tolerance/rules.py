@@ -2,14 +2,12 @@
 
 from functools import partial
 
-from mb_resilience.rule_kinds import Defaults, requires_nvrx, requires_nvrx_version, without_effect
+from mb_resilience.config import FaultToleranceConfig
+from mb_resilience.rule_kinds import requires_nvrx, requires_nvrx_version, without_effect
 from mb_schema.rule_kinds import requires, section_rule
 from mb_schema.rules import Rule
 
 ft_rule = partial(section_rule, "ft")
-
-_FAULT_SETTINGS = ("ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.simulated_fault_base_delay")
-"""Fields that only a simulated fault reads."""
 
 
 @ft_rule(
@@ -24,7 +22,7 @@ _FAULT_SETTINGS = ("ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.sim
     },
     passes={"simulated_fault_rank": 1},
 )
-def _fault_valid(simulate_fault, simulated_fault_rank, simulated_fault_base_delay, *, world_size):
+def _impossible_fault(simulate_fault, simulated_fault_rank, simulated_fault_base_delay, *, world_size):
     if not simulate_fault:
         return None
     if simulated_fault_rank is not None and not 0 <= simulated_fault_rank < world_size:
@@ -34,50 +32,46 @@ def _fault_valid(simulate_fault, simulated_fault_rank, simulated_fault_base_dela
     return None
 
 
-_VALID_FAULT = _fault_valid
-
-
-_SAVES = requires(
-    "V246",
-    {"ft.enable_ft_package": True},
-    {"checkpoint.save": True},
-    why="a restarted run resumes from it and reads the measured timeouts",
-    fix="Set checkpoint.save or ft.enable_ft_package=false.",
-    passes={"checkpoint.save": "checkpoints"},
+@ft_rule(
+    "R23",
+    why="the feature is disabled",
+    fix="Set ft.enable_ft_package=true for timeouts, ft.simulate_fault=true for a fault; or remove these fields.",
+    fails={"calc_ft_timeouts": True},
+    passes={"enable_ft_package": True},
+    severity="warning",
 )
+def _settings_of_disabled_features(
+    enable_ft_package,
+    calc_ft_timeouts,
+    simulate_fault,
+    simulated_fault_type,
+    simulated_fault_rank,
+    simulated_fault_base_delay,
+):
+    idle = {} if enable_ft_package else {"calc_ft_timeouts": calc_ft_timeouts}
+    if not simulate_fault:
+        idle["simulated_fault_type"] = simulated_fault_type
+        idle["simulated_fault_rank"] = simulated_fault_rank
+        idle["simulated_fault_base_delay"] = simulated_fault_base_delay
+    return without_effect(FaultToleranceConfig, idle)
 
 
-def _unused_settings(defaults: Defaults) -> Rule:
-    """Return a rule that warns about settings of disabled features."""
-
-    def test(*values: object) -> str | None:
-        value_of = dict(zip(defaults, values, strict=True))
-        idle = [] if value_of["ft.enable_ft_package"] else ["ft.calc_ft_timeouts"]
-        idle += [] if value_of["ft.simulate_fault"] else _FAULT_SETTINGS
-        changed = [
-            f"{path.split('.')[1]}={value_of[path]!r}" for path in idle if value_of[path] != defaults[path]
-        ]
-        return without_effect(changed)
-
-    return Rule(
-        id="R23",
-        fields=tuple(defaults),
-        test=test,
-        why="the feature is disabled",
-        fix="Set ft.enable_ft_package=true for timeouts, ft.simulate_fault=true for a fault; or remove these fields.",
-        severity="warning",
-        fails={**defaults, "ft.calc_ft_timeouts": True},
-        passes={**defaults, "ft.enable_ft_package": True, "ft.calc_ft_timeouts": True},
-    )
-
-
-def ft_rules(defaults: Defaults) -> tuple[Rule, ...]:
-    """Return the rules on the section."""
-    installed = requires_nvrx(
+RULES: tuple[Rule, ...] = (
+    requires_nvrx(
         "R21",
         "ft.enable_ft_package",
         why="its launcher monitors the ranks, and kills those that hang",
         fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
-    )
-    version = requires_nvrx_version("R40", "ft.enable_ft_package")
-    return (installed, version, _VALID_FAULT, _SAVES, _unused_settings(defaults))
+    ),
+    requires_nvrx_version("R40", "ft.enable_ft_package"),
+    _impossible_fault,
+    requires(
+        "V246",
+        {"ft.enable_ft_package": True},
+        {"checkpoint.save": True},
+        why="a restarted run resumes from it and reads the measured timeouts",
+        fix="Set checkpoint.save or ft.enable_ft_package=false.",
+        passes={"checkpoint.save": "checkpoints"},
+    ),
+    _settings_of_disabled_features,
+)

@@ -2,9 +2,10 @@
 
 from functools import partial
 
-from mb_resilience.rule_kinds import Defaults, unused_while_disabled, without_effect
+from mb_resilience.config import StragglerDetectionConfig
+from mb_resilience.rule_kinds import unused_while_disabled, without_effect
 from mb_schema.cuda_graphs import captures_full_iteration
-from mb_schema.rule_kinds import rule, section_rule, within
+from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
 
 straggler_rule = partial(section_rule, "straggler")
@@ -22,15 +23,12 @@ straggler_rule = partial(section_rule, "straggler")
     },
     passes={"straggler_ctrlr_port": 65535},
 )
-def _timer_settings_valid(log_straggler, straggler_ctrlr, straggler_ctrlr_port, straggler_minmax_count):
+def _invalid_timer_settings(log_straggler, straggler_ctrlr, straggler_ctrlr_port, straggler_minmax_count):
     if log_straggler and straggler_ctrlr and not 0 <= straggler_ctrlr_port <= 65535:
         return f"straggler_ctrlr_port={straggler_ctrlr_port} is not a valid port"
     if log_straggler and straggler_minmax_count < 1:
         return f"straggler_minmax_count={straggler_minmax_count} is not a positive number of ranks"
     return None
-
-
-_R31 = _timer_settings_valid
 
 
 @straggler_rule(
@@ -40,7 +38,7 @@ _R31 = _timer_settings_valid
     fails={"log_straggler": True},
     passes={"straggler_ctrlr": True},
 )
-def _timer_can_start(
+def _timer_cannot_start(
     log_straggler, straggler_ctrlr, enable_straggler_on_startup, disable_straggler_on_startup
 ):
     if (
@@ -52,32 +50,19 @@ def _timer_can_start(
     return "the timer starts paused, and straggler_ctrlr=false leaves no way to resume it"
 
 
-_R37 = _timer_can_start
-
-
-def _unused_port(defaults: Defaults) -> Rule:
-    """Return a rule that warns about the port or the address of a switch that is not opened."""
-    paths = ("straggler.straggler_ctrlr_port", "straggler.straggler_ctrlr_host")
-
-    def test(on: bool, opened: bool, *values: object) -> str | None:
-        changed = [
-            f"{path.split('.')[1]}={value!r}"
-            for path, value in zip(paths, values, strict=True)
-            if value != defaults[path]
-        ]
-        if on and not opened and changed:
-            return f"{without_effect(changed)} while straggler_ctrlr=false"
-        return None
-
-    return rule(
-        "R36",
-        within("straggler", "log_straggler straggler_ctrlr straggler_ctrlr_port straggler_ctrlr_host"),
-        test,
-        why="rank 0 listens for requests only if straggler_ctrlr is set",
-        fix="Set straggler.straggler_ctrlr=true, or remove the port and the address.",
-        fails=(True, False, 7000, "127.0.0.1"),
-        passes=(True, True, 7000, "127.0.0.1"),
+@straggler_rule(
+    "R36",
+    why="rank 0 listens for requests only if straggler_ctrlr is set",
+    fix="Set straggler.straggler_ctrlr=true, or remove the port and the address.",
+    fails={"log_straggler": True, "straggler_ctrlr_port": 7000},
+    passes={"straggler_ctrlr": True},
+)
+def _address_of_closed_port(log_straggler, straggler_ctrlr, straggler_ctrlr_port, straggler_ctrlr_host):
+    idle = without_effect(
+        StragglerDetectionConfig,
+        {"straggler_ctrlr_port": straggler_ctrlr_port, "straggler_ctrlr_host": straggler_ctrlr_host},
     )
+    return f"{idle} while straggler_ctrlr=false" if log_straggler and not straggler_ctrlr and idle else None
 
 
 @straggler_rule(
@@ -97,10 +82,10 @@ def _no_separate_forward_passes(
     return None
 
 
-_SEPARATE_FORWARD_PASSES = _no_separate_forward_passes
-
-
-def straggler_rules(defaults: Defaults) -> tuple[Rule, ...]:
-    """Return the rules on the section."""
-    unused = unused_while_disabled("R12", defaults, switch="straggler.log_straggler")
-    return (unused, _R31, _unused_port(defaults), _R37, _SEPARATE_FORWARD_PASSES)
+RULES: tuple[Rule, ...] = (
+    unused_while_disabled("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
+    _invalid_timer_settings,
+    _address_of_closed_port,
+    _timer_cannot_start,
+    _no_separate_forward_passes,
+)

@@ -1,5 +1,7 @@
 """Records of a run in addition to the loss, and the event of a complete checkpoint."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,12 @@ def test_a_failed_save_is_reported_once_and_not_announced(overrides, tmp_path, c
     printed = capsys.readouterr().out.splitlines()
     lines = [line for line in printed if "checkpoint save at step 2 to" in line]
     assert lines == [f"error: {lines[0].removeprefix('error: ')}"] * failed.count(2)
+
+
+def test_the_start_of_a_later_run_of_a_process_lasts_from_its_own_call(overrides, tmp_path):
+    words = [*overrides, *SHORT, "train.train_iters=1"]
+    train_here(words, tmp_path / "first")
+    called = time.time()
+    train_here(words, tmp_path / "second")
+    start = json.loads((tmp_path / "second" / "events.jsonl").read_text().splitlines()[0])
+    assert 0 < start["seconds"] <= start["time"] - called

@@ -1,5 +1,6 @@
 """Runs with in-process restarts: each attempt resumes from the newest checkpoint. Imports NVRx."""
 
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -35,14 +36,15 @@ def train_with_restarts(
         name = f"{job.world.attempt}.{mine.number}"
         world = replace(job.world, rank=mine.rank, world_size=mine.world_size, attempt=name)
         console = RankConsole.of(world, style=given.logger.console)
-        current = job
+        current, started = job, job.started
         if mine.number > 0:
+            started = time.time()
             console.print(f"in-process restart {mine.number}: {'; '.join(map(str, mine.faults))}")
             config = deepcopy(given)
             config.inprocess_restart = replace(section, active_world_size=mine.world_size)
             ranks = mine.variables if job.world.world_size > 1 else {}
             current = settle_job(config, replace(job.options, environment=environment | ranks))
-        return train(replace(current, world=world, attempt=mine), console=console)
+        return train(replace(current, world=world, attempt=mine, started=started), console=console)
 
     outcome = run_with_restarts(
         attempt,

@@ -74,6 +74,8 @@ class Job:
     """Fields that the user set."""
     notes: tuple[str, ...] = ()
     """Messages to print before the run starts."""
+    started: float | None = None
+    """Start of the process, or of a later run or attempt in it, in seconds since the epoch."""
     attempt: RestartAttempt | None = None
     """Attempt of a run with in-process restarts, with the store of its process group."""
 

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-
 from mb_checkpoint import LoadedCheckpoint, RunCheckpointer
 from mb_checkpoint.trainer_api import hugging_face_copies, position_callbacks
 from mb_data import RunData
@@ -314,7 +312,7 @@ class Run:
                 **restart_fields(job.attempt),
             },
             resume_description={"changes": changes} if changes else {},
-            process_start=psutil.Process().create_time(),
+            process_start=job.started,
             more_sinks=self.code.sinks,
         )
         return record_run(

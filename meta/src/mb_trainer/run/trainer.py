@@ -4,6 +4,7 @@ torch is imported only after all checks have passed.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -11,6 +12,8 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+
+import psutil
 
 import mb_guard
 import mb_host
@@ -97,6 +100,8 @@ def pretrain(  # noqa: PLR0913 - each by name; the first three are Megatron-Brid
 
 def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     """Train with options in one record. `pretrain` documents them, the result and the errors."""
+    number = next(_RUNS)
+    started = psutil.Process().create_time() if number == 0 else time.time()
     config = deepcopy(config)  # the caller may start further runs with it
     environment, restart = options.environment, config.inprocess_restart
     given = deepcopy(config) if restart is not None and restart.enabled else None
@@ -104,8 +109,8 @@ def train_job(config: ConfigContainer, options: RunOptions) -> TrainOutcome:
     bound = bind_this_process(environment, local_rank=read_world(environment).local_rank)
     job = settle_job(config, options)
     # the store of a launcher keeps the keys of an earlier run of this process
-    attempt = f"{job.world.attempt}.{next(_RUNS)}"
-    job = replace(job, world=replace(job.world, attempt=attempt))
+    attempt = f"{job.world.attempt}.{number}"
+    job = replace(job, world=replace(job.world, attempt=attempt), started=started)
     console = RankConsole.of(job.world, style=config.logger.console)
     # before the import of torch, which reads some of these variables
     set_unset_variables(config.env_vars, log=console.print)

@@ -20,7 +20,8 @@ class EventRecorder:
         resume_description: Additional fields of the first event if steps were completed before.
         previous: Last step recorded before this process started, read before the metrics file is opened for writing;
             None: there is none.
-        process_start: Start of this process in seconds since the epoch; None: the duration of the start is omitted.
+        process_start: Start of this process, or of a later run in it, in seconds since the epoch; None: the duration of
+            the start is omitted.
         clock: Monotonic clock, in seconds.
         wall_clock: Clock that returns seconds since the epoch.
     """

@@ -1,7 +1,9 @@
 """Settings that need a kernel of Transformer Engine or Apex: the rules reject those that Megatron Core fails on."""
 
 import re
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ mb_host.install()  # before megatron is imported
 import megatron.core  # noqa: E402
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
+from megatron.core.models.common.language_module.language_module import LanguageModule  # noqa: E402
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
-from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
+from megatron.core.transformer.enums import AttnBackend, AttnMaskType  # noqa: E402
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
@@ -219,3 +222,28 @@ def test_settings_of_the_transformer_field(extra, layers, engine, named):
     given = {"model.transformer": extra, "model.transformer_impl": layers, "facts.transformer_engine": engine}
     found = message("KN12", **given)
     assert found is None if named is None else found.startswith(f"{named} not available")
+
+
+ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_FLASH_ATTN_V2")
+
+
+@pytest.mark.parametrize("backend", [member.name for member in AttnBackend])
+@pytest.mark.parametrize("flash_version", [None, 2, 3])
+def test_megatron_rejects_the_same_values_of_variables_for_an_attention_backend(
+    backend, flash_version, monkeypatch
+):
+    config = SimpleNamespace(attention_backend=AttnBackend[backend], flash_attention_version=flash_version)
+    for values in product((None, "0", "1"), repeat=len(ATTENTION_VARIABLES)):
+        env = {name: value for name, value in zip(ATTENTION_VARIABLES, values, strict=True) if value}
+        monkeypatch.setattr("os.environ", dict(env))
+        try:
+            LanguageModule._set_attention_backend(SimpleNamespace(config=config))
+            rejected = False
+        except AssertionError:
+            rejected = True
+        given = {
+            "model.attention_backend": backend,
+            "model.transformer": {"flash_attention_version": flash_version},
+            "facts.env": env,
+        }
+        assert bool(message("KN13", **given)) is rejected, given

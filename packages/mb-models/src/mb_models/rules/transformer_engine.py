@@ -5,6 +5,7 @@ only affect speed have a fallback. Without a GPU these settings are replaced whe
 applies.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from mb_schema.rule_kinds import section_rule
@@ -241,5 +242,39 @@ VERSIONS: tuple[Rule, ...] = (
 )
 """Rules on settings that need a minimum version of Transformer Engine."""
 
-RULES: tuple[Rule, ...] = (LAYERS, *PACKAGE, *VERSIONS)
+_ATTENTION_VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+_ATTENTION_VALUES: Mapping[str, str] = {
+    "flash": "100",
+    "fused": "010",
+    "unfused": "001",
+    "auto": "111",
+    "local": "000",
+}
+"""Backend to the values of `_ATTENTION_VARIABLES` that Megatron Core sets for it."""
+
+
+@model_rule(
+    "KN13",
+    why="Megatron Core sets these variables for the backend, and rejects other values when it builds the model",
+    fix="Unset them in the shell and in env_vars (a model that was built in this process has set them), and choose the "
+    "backend by model.attention_backend alone.",
+    fails={"attention_backend": "auto", "env": {"NVTE_FLASH_ATTN": "0"}},
+    passes={"env": {"NVTE_FLASH_ATTN": "1"}},
+)
+def _variables_contradict_attention_backend(attention_backend, transformer, *, env):
+    if attention_backend not in _ATTENTION_VALUES:
+        return None
+    needed = dict(zip(_ATTENTION_VARIABLES, _ATTENTION_VALUES[attention_backend], strict=True))
+    flash_version = (transformer or {}).get("flash_attention_version")
+    if flash_version is not None:
+        needed |= {f"NVTE_FLASH_ATTN_V{number}": "0" for number in (2, 3, 4) if number != flash_version}
+    wrong = [
+        f"{name}={env[name]} instead of {value}"
+        for name, value in needed.items()
+        if env.get(name, value) != value
+    ]
+    return f"is {attention_backend} with {', '.join(wrong)}" if wrong else None
+
+
+RULES: tuple[Rule, ...] = (LAYERS, *PACKAGE, *VERSIONS, _variables_contradict_attention_backend)
 """All rules of this file; the rule on layers is first, because its fallback changes the kind of layers."""

@@ -9,6 +9,7 @@ from typing import Any
 from mb_data.errors import BlendError
 from mb_data.finetuning.hub_config import PRESETS
 from mb_data.finetuning.options import read_options
+from mb_data.loading.batch_padding import QUANTIZED_BLOCK
 from mb_data.megatron.blend import blend_from_path
 from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, section_rule
 from mb_schema.rules import Rule, value_at
@@ -16,10 +17,6 @@ from mb_schema.rules import Rule, value_at
 dataset_rule = partial(section_rule, "dataset")
 model_rule = partial(section_rule, "model")
 train_rule = partial(section_rule, "train")
-
-
-_BLOCK = 32
-"""Maximum number of tokens that share a quantization scale."""
 
 _PACKS = "dataset.packed_sequence_specs"
 
@@ -210,8 +207,8 @@ def _endless_data(num_epochs, dataset__made_up, dataset__dataloader_type):
 
 @dataset_rule(
     "D83",
-    why=f"batches are then padded to a multiple of {_BLOCK} tokens, and the longest would exceed seq_length",
-    fix=f"Set dataset.seq_length and model.seq_length to a multiple of {_BLOCK}, or disable FP8 and FP4.",
+    why=f"batches are then padded to a multiple of {QUANTIZED_BLOCK} tokens, and the longest would exceed seq_length",
+    fix=f"Set dataset.seq_length and model.seq_length to a multiple of {QUANTIZED_BLOCK}, or disable FP8 and FP4.",
     fails={"seq_length": 1000, "model__fp8": "hybrid", "made_up": False},
     passes={"seq_length": 1024},
 )
@@ -222,7 +219,7 @@ def _partial_blocks(seq_length, model__fp8, model__fp4, packed_sequence_specs, m
         or packed_sequence_specs is not None
         or not (model__fp8 or model__fp4)
         or not seq_length
-        or seq_length % _BLOCK == 0
+        or seq_length % QUANTIZED_BLOCK == 0
     )
     return None if fine else f"is {seq_length} with {few_bits}"
 

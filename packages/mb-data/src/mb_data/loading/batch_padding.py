@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
 
-_QUANTIZED_BLOCK = 32
+QUANTIZED_BLOCK = 32
+"""Maximum number of tokens that share a scale of FP8 or FP4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def required_padding(model: PaddedModel) -> BatchPadding:
     divisors = (
         slices,
         cp * tp if model.sequence_parallel else 1,
-        _QUANTIZED_BLOCK if model.fp8 or model.fp4 else 1,
+        QUANTIZED_BLOCK if model.fp8 or model.fp4 else 1,
     )
     return BatchPadding(
         to_max_length=model.pipeline_model_parallel_size > 1

@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup
 
+from mb_loop.collectives import max_in_group_
 from mb_loop.errors import TrainSettingsError
 
 
@@ -83,7 +84,7 @@ class AttentionLogits:
             layer for layer in attention_layers if isinstance(layer.core_attention, MaxLogitKernel)
         ]
         count = torch.tensor(float(len(self._layers)), device=self._device)
-        _largest(count, None if groups is None else groups.mp)
+        max_in_group_(count, None if groups is None else groups.mp)
         if not count.item():
             raise TrainSettingsError(
                 f"model.qk_clip, model.log_max_attention_logit: none of {len(attention_layers)} attention layers "
@@ -107,14 +108,14 @@ class AttentionLogits:
         if layers:
             local_logits = [layer.core_attention.current_max_attn_logits.float() for layer in layers]
             packed = torch.cat([logits.flatten() for logits in local_logits])
-            _largest(packed, None if groups is None else groups.dp_cp)
+            max_in_group_(packed, None if groups is None else groups.dp_cp)
             largest = packed.max()
             parts = torch.split(packed, [logits.numel() for logits in local_logits])
             for layer, logits, part in zip(layers, local_logits, parts, strict=True):
                 layer.core_attention.current_max_attn_logits = part.view_as(logits)
                 if self._clip and successful:
                     layer.clip_qk()
-        _largest(largest, None if groups is None else groups.mp)
+        max_in_group_(largest, None if groups is None else groups.mp)
         return largest
 
 
@@ -133,12 +134,3 @@ def build_attention_logits(
     if not (section.qk_clip or section.log_max_attention_logit):
         return None
     return AttentionLogits(model, groups=groups, clip=section.qk_clip)
-
-
-def _largest(values: Tensor, group: ProcessGroup | None) -> None:
-    """Replace values by the largest of a group, which is NaN if one of them is: a maximum over ranks may lose a NaN."""
-    if group is not None and group.size() > 1:
-        is_nan = values.isnan()
-        both = torch.stack([values.masked_fill(is_nan, -torch.inf), is_nan.to(values.dtype)])
-        torch.distributed.all_reduce(both, op=ReduceOp.MAX, group=group)
-        values.copy_(both[0].masked_fill(both[1] > 0, torch.nan))

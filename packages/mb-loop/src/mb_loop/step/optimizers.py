@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.distributed import ProcessGroup
 
+from mb_loop.collectives import max_in_group_
 from mb_loop.maintenance.replicas import is_expert
 from mb_loop.settings import TrainSettings
 
@@ -113,20 +114,22 @@ def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings
         return None
 
     def synchronize(update: OptimizerUpdate) -> OptimizerUpdate:
+        # -inf: no value. Neither a norm nor a number of zeros is negative.
         local_update = [
             not update.successful,
-            *_present(update.grad_norm),
-            *_present(update.num_zeros_in_grad),
+            *(
+                -math.inf if value is None else float(value)
+                for value in (update.grad_norm, update.num_zeros_in_grad)
+            ),
         ]
         values = torch.tensor(local_update, dtype=torch.float64, device=_device(group))
-        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
+        max_in_group_(values, group)
         failed, *numbers = values.tolist()
+        grad_norm, zeros = (None if number == -math.inf else number for number in numbers)
         return OptimizerUpdate(
             successful=not failed if settings.check_optimizer_step_success else update.successful,
-            grad_norm=_value(*numbers[:3])
-            if not settings.skip_sync_grad_norm_across_mp
-            else update.grad_norm,
-            num_zeros_in_grad=_value(*numbers[3:]),
+            grad_norm=update.grad_norm if settings.skip_sync_grad_norm_across_mp else grad_norm,
+            num_zeros_in_grad=zeros,
         )
 
     return synchronize
@@ -147,15 +150,3 @@ def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
 
 def _device(group: ProcessGroup) -> str:
     return "cuda" if torch.distributed.get_backend(group) == "nccl" else "cpu"
-
-
-def _present(value: Any) -> tuple[float, float, float]:
-    """Return whether there is a value, whether it is NaN, and a number: a maximum over ranks may lose a NaN."""
-    number = -math.inf if value is None else float(value)
-    return float(value is not None), float(math.isnan(number)), -math.inf if math.isnan(number) else number
-
-
-def _value(is_present: float, is_nan: float, number: float) -> float | None:
-    if not is_present:
-        return None
-    return math.nan if is_nan else number

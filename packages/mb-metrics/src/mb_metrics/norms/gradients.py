@@ -17,6 +17,7 @@ from mb_metrics.norms.parameters import (
     named_parameters,
     param_is_not_shared,
     parameter_shards,
+    prefixed,
 )
 from mb_metrics.recorder.reductions import is_alone
 from mb_metrics.run.megatron_attributes import attribute, has_distributed_optimizer
@@ -168,11 +169,6 @@ def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
         for name, parameter in named_parameters(chunks)
         if parameter.requires_grad
     }
-
-
-def prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return each chunk with the prefix of its names: "chunk<i>." if there are several."""
-    return [(f"chunk{index}." if len(chunks) > 1 else "", chunk) for index, chunk in enumerate(chunks)]
 
 
 def renumbered(name: str, numbers: Mapping[str, int]) -> str:

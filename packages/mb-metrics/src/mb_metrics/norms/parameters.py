@@ -126,13 +126,17 @@ def calc_dtensor_params_l2_norm(params: Iterable[Tensor]) -> float:
 def named_parameters(chunks: Sequence[Any]) -> list[tuple[str, Tensor]]:
     """Return the parameters of all chunks, each once; with several chunks, names begin with "chunk<i>."."""
     named, seen = [], set()
-    for index, chunk in enumerate(chunks):
-        prefix = f"chunk{index}." if len(chunks) > 1 else ""
+    for prefix, chunk in prefixed(chunks):
         for name, parameter in chunk.named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 named.append((prefix + name, parameter))
     return named
+
+
+def prefixed(chunks: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return each chunk with the prefix of its names: "chunk<i>." if there are several."""
+    return [(f"chunk{index}." if len(chunks) > 1 else "", chunk) for index, chunk in enumerate(chunks)]
 
 
 def groups_of(chunks: Sequence[Any]) -> NormGroups:
@@ -172,9 +176,8 @@ class SquaredNorms:
 
 def _squares(pieces: Sequence[ParameterShard], *, dp: ProcessGroup | None, tp: ProcessGroup | None) -> Tensor:
     """Return squared norms of full parameters [len(pieces)], float64."""
-    if (
-        not pieces
-    ):  # the other ranks of these groups have the same parameters, so no rank enters the collective
+    if not pieces:
+        # The other ranks of these groups have the same parameters, so that none of them enters the collective.
         return torch.zeros(0, dtype=torch.float64)
     spread = [piece.value for piece in pieces if isinstance(piece.value, DTensor)]
     of_spread = iter(dtensor_squares(spread).unbind() if spread else ())

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mb_metrics.norms.gradients import GLOBAL, PREFIX, WeightNorms, layer_numbers, prefixed, renumbered
+from mb_metrics.norms.gradients import GLOBAL, PREFIX, WeightNorms, layer_numbers, renumbered
 from mb_metrics.norms.model import build_norms
-from mb_metrics.norms.parameters import NormGroups
+from mb_metrics.norms.parameters import NormGroups, prefixed
 from mb_metrics.run.sections import MeasuredModel, MetricsSettings
 from mb_metrics.run.training_context import MetricsContext
 from mb_metrics.run.training_metrics import loss_scale

@@ -96,7 +96,7 @@ def time_ticks(seconds: float) -> list[float]:
     """Return round times from 0 to `seconds`, at most about five: whole minutes, hours or days."""
     if seconds < 5:
         return ticks(0.0, seconds)
-    step = next((one for one in _TIME_STEPS if seconds / one <= _MOST_TICKS), 0)
+    step = next((step for step in _TIME_STEPS if seconds / step <= _MOST_TICKS), 0)
     if not step:
         return [86400 * days for days in ticks(0.0, seconds / 86400)]
     return [float(step * number) for number in range(int(seconds / step + 1e-9) + 1)]

@@ -34,9 +34,9 @@ class MetricNames:
         """Return the training losses among recorded names, the main one first."""
         if self.losses:
             return tuple(name for name in self.losses if name in recorded)
-        found = [name for name in recorded if names.is_loss(name) and not names.is_validation_loss(name)]
-        found = found or [name for name in recorded if names.is_averaged(name)][:1]
-        return tuple(sorted(found, key=lambda name: not names.is_training_loss(name)))
+        losses = [name for name in recorded if names.is_loss(name) and not names.is_validation_loss(name)]
+        losses = losses or [name for name in recorded if names.is_averaged(name)][:1]
+        return tuple(sorted(losses, key=lambda name: not names.is_training_loss(name)))
 
     def find_learning_rate(self, recorded: Collection[str]) -> str | None:
         """Return the name of the learning rate among recorded names; None if there is none."""

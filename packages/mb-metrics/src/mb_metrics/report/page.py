@@ -153,7 +153,9 @@ def _above(subjects: Sequence[LabeledRun]) -> str:
         problems = anomalies_html(statistics.anomalies, subject.run) + warnings_html(statistics.warnings)
         alarming += f"<h3>{escape(label)}</h3>{problems}" if label and problems else problems
         times += goodput_html(subject.split, label=label) + timeline_html(subject.run, subject.split)
-    summary = statistics_html([each.statistics for each in subjects], [each.label for each in subjects])
+    summary = statistics_html(
+        [subject.statistics for subject in subjects], [subject.label for subject in subjects]
+    )
     all_clear = "" if alarming else "<p>No spikes, NaN losses, stalls or warnings were found.</p>"
     sections = [
         ("Look at first", alarming),

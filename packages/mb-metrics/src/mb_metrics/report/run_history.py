@@ -86,13 +86,16 @@ class RunHistory:
     @property
     def validation(self) -> dict[str, Series]:
         """Validation losses by name: of the evaluations, and those that were recorded as metrics of a step."""
-        found: dict[str, Series] = {}
-        for evaluation in sorted(self.evaluations, key=lambda each: each.step):
+        evaluated: dict[str, Series] = {}
+        for evaluation in sorted(self.evaluations, key=lambda evaluation: evaluation.step):
             for name, loss in evaluation.losses.items():
-                found.setdefault(name, Series()).append(evaluation.step, loss)
-        losses = self.losses
-        named = {name: each for name, each in self.series.items() if names.is_validation_loss(name)}
-        return found | {name: each for name, each in named.items() if name not in losses}
+                evaluated.setdefault(name, Series()).append(evaluation.step, loss)
+        training_losses = self.losses
+        return evaluated | {
+            name: series
+            for name, series in self.series.items()
+            if names.is_validation_loss(name) and name not in training_losses
+        }
 
 
 class RunBuilder:
@@ -168,4 +171,4 @@ class RunBuilder:
         begin = self.times.values[-1] if len(self.times) else end
         last = self.times.steps[-1] if len(self.times) else step - 1
         self.redone.append(DiscardedSteps(steps=newest - last, begin=begin, end=end))
-        self.evaluations = {at: found for at, found in self.evaluations.items() if at < step}
+        self.evaluations = {at: losses for at, losses in self.evaluations.items() if at < step}

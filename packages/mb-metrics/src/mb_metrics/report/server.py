@@ -117,11 +117,11 @@ class ReportServer:
                 if not hmac.compare_digest(given.encode(), server.token.encode()):
                     self.send_error(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong")
                     return
-                found = server._answer(request.path)
-                if found is None:
+                answer = server._answer(request.path)
+                if answer is None:
                     self.send_error(HTTPStatus.NOT_FOUND)
                     return
-                kind, body = found[0], found[1].encode()
+                kind, body = answer[0], answer[1].encode()
                 self.send_response(HTTPStatus.OK)
                 self.send_header("Content-Type", f"{kind}; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))

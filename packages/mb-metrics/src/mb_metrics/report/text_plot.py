@@ -44,11 +44,11 @@ def _draw(grid: "_DotGrid", buckets: Sequence[Bucket], *, low: float, high: floa
         return grid.height - 1 - round((value - low) * scale_y) if scale_y else grid.height // 2
 
     before: tuple[int, int] | None = None
-    for one in buckets:
-        column, here = round((one.step - first) * scale_x), row(one.mean)
-        grid.line(column, row(one.high), row(one.low))
-        _connect(grid, before or (column, here), (column, here))
-        before = column, here
+    for bucket in buckets:
+        mean = round((bucket.step - first) * scale_x), row(bucket.mean)
+        grid.line(mean[0], row(bucket.high), row(bucket.low))
+        _connect(grid, before or mean, mean)
+        before = mean
 
 
 def _connect(grid: "_DotGrid", begin: tuple[int, int], end: tuple[int, int]) -> None:

@@ -23,7 +23,6 @@ from mb_checkpoint.load.shape_check import check_shapes
 from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.state import extra_state
-from mb_checkpoint.state.rng import restore_rng_state
 
 _LARGE = ("model", "optimizer", mcore.RNG_KEY)
 _FUSED_NORMS = (
@@ -117,10 +116,9 @@ class LegacyRestorer(StateRestorer):
                 optimizer_of_run.load_parameter_state(str(self._state.folder / LEGACY_OPTIMIZER))
         elif mcore.has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, None)
-        if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
-            self._put_back_scheduler(self._state.values)
+        self._put_back_scheduler(self._state.values)
         if self._wants_rng():
-            self._restore_rng()
+            self._restore_rng(self._state.values[mcore.RNG_KEY])
         return self._notes
 
     def _matched_weights(self) -> list[tuple[dict[str, Any], bool]]:
@@ -157,12 +155,8 @@ class LegacyRestorer(StateRestorer):
         return dict(enumerate(stored)) if isinstance(stored, list) else stored
 
     def _wants_optimizer(self) -> bool:
-        if not self._resume or not mcore.has_state(self._ctx.optimizer):
+        if not super()._wants_optimizer():
             return False
-        if not self._config.load_optim:
-            return self._leave("optimizer: load_optim is off; it starts fresh")
-        if "optimizer" not in self._state.values:
-            return self._leave("optimizer: the checkpoint holds none; it starts fresh")
         has_file = (self._state.folder / LEGACY_OPTIMIZER).is_file()
         if has_file != bool(mcore.distributed_parts(self._ctx.optimizer)):
             raise CheckpointLayoutError(
@@ -172,15 +166,11 @@ class LegacyRestorer(StateRestorer):
             )
         return True
 
+    def _has_optimizer(self) -> bool:
+        return "optimizer" in self._state.values
+
     def _has_own_rng(self) -> bool:
         return mcore.RNG_KEY in self._state.values
-
-    def _restore_rng(self) -> None:
-        state = mcore.rng_of_rank(self._state.values[mcore.RNG_KEY], self._groups)
-        if state is None:
-            self._leave("random state: stored for another number of replicas; this run keeps its own")
-        else:
-            restore_rng_state(state, mcore.MegatronRng())
 
 
 def groups_in(stored: Any) -> list[Sequence[Mapping[str, Any]]]:

@@ -10,8 +10,6 @@ from mb_checkpoint.inspect.integrity import first_intact
 from mb_checkpoint.load.select import SelectedCheckpoint
 from mb_checkpoint.load.sources import find_checkpoint, load_intact
 
-Find = Callable[[Mapping[Path, str]], SelectedCheckpoint | None]
-
 
 def verify_last_checkpoint(
     section: CheckpointConfig,
@@ -82,7 +80,9 @@ def resumed_step(section: CheckpointConfig) -> int:
     return chosen.step or 0 if source == "resumed" and chosen is not None else 0
 
 
-def _find_complete(section: CheckpointConfig, train_iters: int) -> Find:
+def _find_complete(
+    section: CheckpointConfig, train_iters: int
+) -> Callable[[Mapping[Path, str]], SelectedCheckpoint | None]:
     """Return a function that finds the checkpoint to resume from, if it has all steps."""
 
     def find(rejected: Mapping[Path, str]) -> SelectedCheckpoint | None:

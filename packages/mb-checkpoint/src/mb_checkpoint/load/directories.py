@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
+from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.formats.foreign import is_same_folder, written_by_bridge
 from mb_checkpoint.formats.layout import (
     RUN_CONFIG,
-    NonPersistentDirs,
     is_hugging_face_directory,
     is_iteration_directory,
     non_persistent_roots,
@@ -18,18 +17,6 @@ from mb_checkpoint.formats.layout import (
 
 RELEASE = "release"
 """Name of a folder of weights without a step, next to the step folders."""
-
-
-class ResumeSettings(NonPersistentDirs, Protocol):
-    """Fields of the checkpoint section that determine what a run resumes from."""
-
-    @property
-    def finetune(self) -> bool:
-        """Whether the checkpoint in `load` is taken for its weights only."""
-
-    @property
-    def ckpt_step(self) -> int | None:
-        """Step that is loaded instead of the newest one."""
 
 
 def weight_directories(weights: Path) -> list[Path]:
@@ -45,7 +32,7 @@ def weight_directories(weights: Path) -> list[Path]:
         return []
 
 
-def resumable_directories(config: ResumeSettings) -> list[Path]:
+def resumable_directories(config: CheckpointConfig) -> list[Path]:
     """Return the checkpoints that a run can resume from and all nodes see, newest first; none for a fresh run.
 
     A folder that cannot be read has none; the load reports the reason.
@@ -63,7 +50,7 @@ def resumable_directories(config: ResumeSettings) -> list[Path]:
     return [folder for _, folder in sorted(step_folders, reverse=True)]
 
 
-def resumed_run_configs(config: ResumeSettings) -> Iterator[Path]:
+def resumed_run_configs(config: CheckpointConfig) -> Iterator[Path]:
     """Yield the run_config.yaml of each checkpoint that a run can resume from, newest first.
 
     Those that cannot be read are left out, and those of Megatron-Bridge, which have other fields.
@@ -75,7 +62,7 @@ def resumed_run_configs(config: ResumeSettings) -> Iterator[Path]:
                 yield file
 
 
-def loads_from(config: ResumeSettings, folder: Path | str | None) -> bool:
+def loads_from(config: CheckpointConfig, folder: Path | str | None) -> bool:
     """Return whether a run loads its checkpoints, or a named one, from a folder of checkpoints."""
     if config.load is None or folder is None:
         return False

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
+from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import CheckpointRulesError
 from mb_checkpoint.formats.foreign import why_no_source
 from mb_checkpoint.formats.layout import checkpoints_in
@@ -13,20 +13,7 @@ from mb_schema.rules import Problem
 FIELD = "checkpoint.pretrained_checkpoint"
 
 
-class WeightSettings(Protocol):
-    """Fields of `CheckpointConfig` with the sources of weights."""
-
-    @property
-    def finetune(self) -> bool: ...  # noqa: D102
-
-    @property
-    def pretrained_checkpoint(self) -> str | None: ...  # noqa: D102
-
-    @property
-    def load(self) -> str | None: ...  # noqa: D102
-
-
-def require_weights(section: WeightSettings) -> None:
+def require_weights(section: CheckpointConfig) -> None:
     """Reject a fine-tuning without weights, unless a rule rejects it together with other problems.
 
     Rule V244 reads the section alone and applies with `checkpoint.finetune=true`. A command for fine-tuning needs

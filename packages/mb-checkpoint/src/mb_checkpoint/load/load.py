@@ -89,6 +89,7 @@ def _find_and_load(
 ) -> LoadedCheckpoint:
     groups = CheckpointGroups.of(ctx.pg_collection)
     mcore.reject_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
+    # The weights under adapters come first, because a checkpoint of adapters has none of them.
     base, pretrained = None, config.pretrained_checkpoint
     if ctx.adapter_key_filter is not None and pretrained is not None:
         base = _load_base(ctx, config, groups, pretrained, adapters=ctx.adapter_key_filter)
@@ -98,13 +99,15 @@ def _find_and_load(
     def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return find_checkpoint(config, rejected, may_be_empty=newest is not None)
 
+    # Damage is found while the weights are read, when some are replaced already. The older checkpoint that follows must
+    # replace all of them, so that it is compared strictly in every layout.
     after_damage = False
 
     def load(
         source: Source, chosen: SelectedCheckpoint | None, unverified: Manifest | None
     ) -> LoadedCheckpoint:
         nonlocal after_damage
-        if local is not None and newest is not None and (source != "resumed" or newest >= (_step(chosen))):
+        if local is not None and newest is not None and (source != "resumed" or newest >= _step(chosen)):
             return load_local(ctx, config, groups, local.load(), passed=chosen)
         if chosen is not None:
             section = replace(config, strict_fsdp_dtensor_load=True) if after_damage else config
@@ -158,36 +161,27 @@ def _load(
     resume: bool,
     unverified: Manifest | None = None,
 ) -> LoadedCheckpoint:
+    """Load a selected checkpoint: the weights, and with `resume` all other state of the run. Collective."""
     with index_of_all_ranks(chosen.path):
-        return _load_selected(ctx, config, groups, chosen, resume=resume, unverified=unverified)
-
-
-def _load_selected(
-    ctx: CheckpointLoadContext,
-    config: CheckpointConfig,
-    groups: CheckpointGroups,
-    chosen: SelectedCheckpoint,
-    *,
-    resume: bool,
-    unverified: Manifest | None,
-) -> LoadedCheckpoint:
-    read_for_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
-    layout = layout_on_all_ranks(chosen.path)
-    read_for_all_ranks(chosen.path, lambda: verify_objects_read_first(chosen.path, unverified))
-    restore, contents = _restorer(ctx, groups, chosen.path, layout=layout)
-    counters: dict[str, Any] = {}
-    if resume:
-        counters = read_for_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
-        if mcore.EXACT_FLOPS in contents.common:
-            counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
-    notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]
-    if not ctx.skip_load_to_model_and_opt:
-        if layout != fsdp.FORMAT:
-            fsdp.reject_torch_dist_checkpoint(ctx.model, chosen.path)
-        restorer = restore(
-            ctx, config, groups, chosen.path, contents=contents, resume=resume, unverified=unverified
-        )
-        notes += restorer.run()
+        read_for_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
+        layout = layout_on_all_ranks(chosen.path)
+        # Before the contents, which are unpickled from these objects.
+        read_for_all_ranks(chosen.path, lambda: verify_objects_read_first(chosen.path, unverified))
+        restore, contents = _restorer(ctx, groups, chosen.path, layout=layout)
+        counters: dict[str, Any] = {}
+        if resume:
+            counters = read_for_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
+            if mcore.EXACT_FLOPS in contents.common:
+                counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
+        notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]
+        if not ctx.skip_load_to_model_and_opt:
+            if layout != fsdp.FORMAT:
+                fsdp.reject_torch_dist_checkpoint(ctx.model, chosen.path)
+            restorer = restore(
+                ctx, config, groups, chosen.path, contents=contents, resume=resume, unverified=unverified
+            )
+            notes += restorer.run()
+    # Only now, because a checkpoint that is rejected above must leave the counters of the run as they were.
     if resume:
         ctx.state.train_state.load_state_dict(counters)
         notes += restore_callbacks(ctx.callbacks, contents.common)

@@ -62,31 +62,16 @@ class StateRestorer:
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
-        """Compare, read and restore; return notes on the state that was left unchanged. Collective."""
-        ctx, metadata = self._ctx, self._contents.metadata
-        all_sections = mcore.model_sections(ctx.model, self._groups, metadata)
-        keep = ctx.adapter_key_filter
-        sections = (
-            all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
-        )
-        model_shapes = merge_over_ranks(mcore.shapes_of(sections))
-        if keep is not None:
-            total = merge_over_ranks(mcore.shapes_of(all_sections))
-            reject_empty_selection(keep, accepted=len(model_shapes), total=len(total))
-        if self._contents.shapes is not None:
-            by_rank = gather_on_rank_zero(mcore.padded_tensors(sections))
-            padded = on_rank_zero(lambda: set[str]().union(*by_rank))
-            differing = check_shapes(
-                model_shapes,
-                self._contents.model_shapes,
-                path=self._path,
-                may_lack=not ctx.strict,
-                may_have_more=not ctx.strict or keep is not None,
-                padded=padded,
-                padding=self._vocabulary_multiple(),
-            )
-            if differing:
-                self._leave(padding_note(model_shapes, self._contents.model_shapes, differing))
+        """Compare, read and restore; return notes on the state that was left unchanged. Collective.
+
+        Whatever can reject the checkpoint comes before the read, which writes into the weights of the model.
+        """
+        ctx = self._ctx
+        all_sections = mcore.model_sections(ctx.model, self._groups, self._contents.metadata)
+        sections = self._selected_sections(all_sections)
+        self._compare_shapes(sections)
+
+        # Request: what is not in it is not read, and keeps its value.
         missing = extra_state.missing_entries(sections, self._contents) if ctx.strict else {}
         requested: dict[str, Any] = (
             extra_state.without_entries(sections, missing) if ctx.strict else self._stored_part(sections)
@@ -104,9 +89,12 @@ class StateRestorer:
             per_replica = self._rng_key(per_replica=True) in self._contents.objects
             requested[mcore.RNG_KEY] = mcore.rng_object(None, self._groups, per_replica=per_replica)
         requested |= self._rerun_request()
-        none: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
+
+        empty: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
         with self._verified_reads(without_state):
-            loaded = none | self._read(requested)
+            loaded = empty | self._read(requested)
+
+        # Restore: what the read has not put in place already.
         for section, values in missing.items():
             loaded[section] |= values
         if fresh := extra_state.count_nonempty(missing):
@@ -116,6 +104,35 @@ class StateRestorer:
             loaded, with_optimizer=with_optimizer, exact=exact, with_rng=mcore.RNG_KEY in requested
         )
         return self._notes
+
+    def _selected_sections(self, all_sections: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of the weights that is loaded: with an adapter filter, what it accepts. Collective."""
+        keep = self._ctx.adapter_key_filter
+        if keep is None:
+            return all_sections
+        sections = apply_peft_adapter_filter_to_state_dict(all_sections, keep)
+        accepted, total = (merge_over_ranks(mcore.shapes_of(part)) for part in (sections, all_sections))
+        reject_empty_selection(keep, accepted=len(accepted), total=len(total))
+        return sections
+
+    def _compare_shapes(self, sections: Mapping[str, Any]) -> None:
+        """Reject a checkpoint of a model of another shape; note another padding of the vocabulary. Collective."""
+        if self._contents.shapes is None:
+            return
+        strict = self._ctx.strict
+        model_shapes = merge_over_ranks(mcore.shapes_of(sections))
+        by_rank = gather_on_rank_zero(mcore.padded_tensors(sections))
+        differing = check_shapes(
+            model_shapes,
+            self._contents.model_shapes,
+            path=self._path,
+            may_lack=not strict,
+            may_have_more=not strict or self._ctx.adapter_key_filter is not None,
+            padded=on_rank_zero(lambda: set[str]().union(*by_rank)),
+            padding=self._vocabulary_multiple(),
+        )
+        if differing:
+            self._leave(padding_note(model_shapes, self._contents.model_shapes, differing))
 
     def _vocabulary_multiple(self) -> int:
         """Return the larger of the multiples to which this run and that of the checkpoint pad the vocabulary."""
@@ -172,7 +189,7 @@ class StateRestorer:
             return False
         if not self._config.load_optim:
             return self._leave("optimizer: load_optim is off; it starts fresh")
-        if not self._contents.has_optimizer:
+        if not self._has_optimizer():
             return self._leave("optimizer: the checkpoint holds none; it starts fresh")
         stored, run_layout = self._contents.layout, self._groups.layout(self._ctx.model)
         bound = self._contents.metadata.get(mcore.SHARDING_KEY) == "dp_reshardable"
@@ -183,6 +200,9 @@ class StateRestorer:
                 "checkpoint.load_optim=false, or save with checkpoint.dist_ckpt_optim_fully_reshardable=true."
             )
         return True
+
+    def _has_optimizer(self) -> bool:
+        return self._contents.has_optimizer
 
     def _wants_rng(self) -> bool:
         if not self._resume:
@@ -231,14 +251,16 @@ class StateRestorer:
             mcore.load_optimizer_section(ctx.optimizer, loaded["optimizer"])
         elif mcore.has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
-        if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
-            self._put_back_scheduler(loaded)
+        self._put_back_scheduler(loaded)
         if with_rng:
-            state = mcore.rng_of_rank(loaded[mcore.RNG_KEY], self._groups)
-            if state is None:
-                self._leave("random state: stored for another number of replicas; this run keeps its own")
-            else:
-                restore_rng_state(state, mcore.MegatronRng())
+            self._restore_rng(loaded[mcore.RNG_KEY])
+
+    def _restore_rng(self, stored: Any) -> None:
+        state = mcore.rng_of_rank(stored, self._groups)
+        if state is None:
+            self._leave("random state: stored for another number of replicas; this run keeps its own")
+        else:
+            restore_rng_state(state, mcore.MegatronRng())
 
     def _without_code(self, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return weights whose scales may be unpickled; note those that may not."""
@@ -314,11 +336,14 @@ class StateRestorer:
             )
 
     def _put_back_scheduler(self, loaded: Mapping[str, Any]) -> None:
+        scheduler = self._ctx.opt_param_scheduler
+        if scheduler is None or not self._resume or not self._config.load_optim:
+            return
         stored = self._stored_schedule(loaded)
         if stored is None:
             self._leave("scheduler: the checkpoint holds none; it starts fresh")
         else:
-            mcore.load_scheduler(self._ctx.opt_param_scheduler, stored)
+            mcore.load_scheduler(scheduler, stored)
 
     def _leave(self, note: str) -> bool:
         self._notes.append(note)

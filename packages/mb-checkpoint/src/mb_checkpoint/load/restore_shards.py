@@ -174,8 +174,7 @@ class ShardRestorer(StateRestorer):
                 self._leave(
                     "main parameters: copied from the model's weights; only torch_dist supports the stored values"
                 )
-        if self._resume and self._config.load_optim and ctx.opt_param_scheduler is not None:
-            self._put_back_scheduler(self._contents.common)
+        self._put_back_scheduler(self._contents.common)
 
     def _wants_optimizer(self) -> bool:
         wants = super()._wants_optimizer()

@@ -101,23 +101,22 @@ def select_checkpoint(
             (NoIntactCheckpointError).
         IncompleteCheckpointError: The path or `step` names one checkpoint, and it is incomplete.
     """
-    root, bad = resolved_best(Path(path)), rejected or {}
+    root, rejected = resolved_best(Path(path)), rejected or {}
     if is_iteration_directory(root):
-        return _exactly(root, found_by="path", wanted=wanted, bad=bad)
+        return _exactly(root, found_by="path", wanted=wanted, rejected=rejected)
     if step is not None:
-        named = steps_in(root).get(step, iteration_directory(root, step))
-        return _exactly(named, found_by="ckpt_step", wanted=wanted, bad=bad)
+        return _exactly(_folder_of(root, step), found_by="ckpt_step", wanted=wanted, rejected=rejected)
     passed: list[SkippedCheckpoint] = []
     target = _tracker_target(root, passed)
     if target is not None:
-        problems = _problems(target, wanted=wanted, bad=bad)
+        problems = _problems(target, wanted=wanted, rejected=rejected)
         if not problems:
             passed += _newer_than(root, step_of(target))
             return SelectedCheckpoint(
                 path=target, step=step_of(target), found_by="tracker", skipped=tuple(passed)
             )
         passed.append(SkippedCheckpoint(path=target, reason="; ".join(problems)))
-    return _newest_complete(root, passed, wanted=wanted, bad=bad)
+    return _newest_complete(root, passed, wanted=wanted, rejected=rejected)
 
 
 def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> list[str]:
@@ -139,9 +138,9 @@ def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> li
         return [file_problem(error, MANIFEST)]
 
 
-def _problems(directory: Path, *, wanted: tuple[str, ...], bad: Mapping[Path, str]) -> list[str]:
-    if directory in bad:
-        return [bad[directory]]
+def _problems(directory: Path, *, wanted: tuple[str, ...], rejected: Mapping[Path, str]) -> list[str]:
+    if directory in rejected:
+        return [rejected[directory]]
     return find_problems(directory, wanted=_marks_of(directory, wanted))
 
 
@@ -207,14 +206,14 @@ def _exactly(
     *,
     found_by: Literal["path", "ckpt_step"],
     wanted: tuple[str, ...],
-    bad: Mapping[Path, str],
+    rejected: Mapping[Path, str],
 ) -> SelectedCheckpoint:
     if not directory.is_dir():
         available_steps = ", ".join(str(step) for step in steps_in(directory.parent)) or "none"
         raise CheckpointNotFoundError(
             f"checkpoint.ckpt_step: {directory} does not exist; steps there: {available_steps}. Name one of them."
         )
-    problems = _problems(directory, wanted=wanted, bad=bad)
+    problems = _problems(directory, wanted=wanted, rejected=rejected)
     if problems:
         raise IncompleteCheckpointError(
             f"{directory}: incomplete checkpoint: {'; '.join(problems)}. Name another one, or the folder above "
@@ -282,22 +281,21 @@ def _folder_of(root: Path, step: int) -> Path:
 
 def _newer_than(root: Path, step: int | None) -> list[SkippedCheckpoint]:
     reason = "newer than the tracker: its save was never committed"
-    newer = [
-        (found_step, path)
-        for found_step, path in steps_in(root).items()
-        if step is not None and found_step > step
+    return [
+        SkippedCheckpoint(path=path, reason=reason)
+        for other_step, path in steps_in(root).items()
+        if step is not None and other_step > step
     ]
-    return [SkippedCheckpoint(path=path, reason=reason) for _, path in newer]
 
 
 def _newest_complete(
-    root: Path, passed: list[SkippedCheckpoint], *, wanted: tuple[str, ...], bad: Mapping[Path, str]
+    root: Path, passed: list[SkippedCheckpoint], *, wanted: tuple[str, ...], rejected: Mapping[Path, str]
 ) -> SelectedCheckpoint | None:
-    rejected_paths = {entry.path for entry in passed}
+    passed_paths = {entry.path for entry in passed}
     for step, directory in steps_in(root).items():
-        if directory in rejected_paths:
+        if directory in passed_paths:
             continue
-        problems = _problems(directory, wanted=wanted, bad=bad)
+        problems = _problems(directory, wanted=wanted, rejected=rejected)
         if not problems:
             return SelectedCheckpoint(
                 path=directory, step=step, found_by="newest complete", skipped=tuple(passed)

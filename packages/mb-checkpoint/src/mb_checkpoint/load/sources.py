@@ -35,14 +35,14 @@ from mb_checkpoint.load.select import SelectedCheckpoint, SkippedCheckpoint, sel
 from mb_checkpoint.locks import reader_lock
 
 Source = Literal["resumed", "weights", "nothing"]
-Found = TypeVar("Found", bound=SelectedCheckpoint | None)
+Chosen = TypeVar("Chosen", bound=SelectedCheckpoint | None)
 T = TypeVar("T")
 
 
 def load_intact(
-    find: Callable[[Mapping[Path, str]], tuple[Source, Found]],
+    find: Callable[[Mapping[Path, str]], tuple[Source, Chosen]],
     config: CheckpointConfig,
-    load: Callable[[Source, Found, Manifest | None], T],
+    load: Callable[[Source, Chosen, Manifest | None], T],
     *,
     while_reading: bool = False,
 ) -> T:
@@ -90,7 +90,7 @@ def _verified(
         data_files: Verify the data files, too.
     """
 
-    def look() -> Manifest | str | None:
+    def manifest_or_problem() -> Manifest | str | None:
         if not path.is_dir():
             return "was deleted meanwhile"
         try:
@@ -98,7 +98,7 @@ def _verified(
         except (ManifestError, OSError) as error:
             return file_problem(error, MANIFEST)
 
-    manifest = on_rank_zero(look)
+    manifest = on_rank_zero(manifest_or_problem)
     if manifest is None or isinstance(manifest, str):
         return None, manifest
     files = tuple(entry for entry in manifest.files if data_files or not is_data_file(entry.name))

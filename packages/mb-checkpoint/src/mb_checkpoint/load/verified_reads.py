@@ -82,7 +82,7 @@ def verify_objects_read_first(directory: Path, manifest: Manifest | None) -> Non
         return
     for entry, piece in (read_metadata(directory).storage_data or {}).items():
         if entry.fqn in (COMMON_STATE, *COMMON) and not _has_right_checksums(read_piece(directory, piece)):
-            files = [each for each in manifest.files if each.name == piece.relative_path]
+            files = [file for file in manifest.files if file.name == piece.relative_path]
             if problems := find_hash_mismatches(directory, files):
                 raise DamagedCheckpointError(f"{directory}: {first_of(problems)}", problem=first_of(problems))
 

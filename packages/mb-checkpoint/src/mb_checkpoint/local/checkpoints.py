@@ -131,7 +131,7 @@ def load_local(
         stored: The checkpoint.
         passed: The older shared checkpoint, which is recorded as skipped.
     """
-    root = Path(config.non_persistent_local_ckpt_dir or "")
+    root = local_root(config)
     fsdp.reject_torch_dist_checkpoint(ctx.model, root)
     by_rank = gather(stored.tensors)
     tensor_names = [names for names in by_rank if names is not None]
@@ -141,6 +141,8 @@ def load_local(
     )
     stored_position = mcore.per_rank_object(POSITION, None, groups)
     with_position = all(gather(stored_position.unique_key in stored.objects))
+    # A local checkpoint is read once, so the position of the data loader is read with the tensors. It is restored last,
+    # after the counters that it belongs to.
     positions: list[Any] = []
 
     def read(requested: dict[str, Any]) -> dict[str, Any]:

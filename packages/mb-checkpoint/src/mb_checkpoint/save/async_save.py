@@ -76,7 +76,7 @@ class AsyncSave:
 
         Not a collective. With `blocking`, waits for the result.
         """
-        self._report()
+        self._report()  # first, so that rank 0 counts its own result at the same poll
         outcome = self._wait() if blocking else self._barrier.decide(self._outcome())
         return None if outcome is None else self._record(json.loads(outcome))
 

@@ -52,7 +52,7 @@ class BackgroundWriter:
         self._process: ChildProcess | None = None
         self._connection: Connection | None = None
         self._busy = False
-        self._seen = (0, 0.0)
+        self._seen_progress, self._seen_at = 0, 0.0
         self.start()
         atexit.register(self.close)
 
@@ -110,10 +110,7 @@ class BackgroundWriter:
         self._require_idle()
         self.start()
         # No progress equals 0 (it is counted from 1), so the clock starts at the first check.
-        self._seen = (
-            0,
-            self._clock(),
-        )
+        self._seen_progress, self._seen_at = 0, self._clock()
         if not isinstance(job, WriteJob):
             self._buffer.clear()
         # The job goes through the buffer and only its position through the pipe, because a large message would block
@@ -166,11 +163,11 @@ class BackgroundWriter:
 
     def _is_hanging(self) -> bool:
         if not self._buffer.ready:  # still importing torch
-            return self._clock() - self._seen[1] > max(self._hang_seconds, STARTUP_SECONDS)
+            return self._clock() - self._seen_at > max(self._hang_seconds, STARTUP_SECONDS)
         progress, now = self._buffer.progress + 1, self._clock()
-        if progress != self._seen[0]:
-            self._seen = (progress, now)
-        return now - self._seen[1] > self._hang_seconds
+        if progress != self._seen_progress:
+            self._seen_progress, self._seen_at = progress, now
+        return now - self._seen_at > self._hang_seconds
 
     def _describe_exit(self) -> str:
         if self._process is None:

@@ -115,12 +115,12 @@ class CommitBarrier:
             return None
         self._collected = True
         number = self._store.add(self._failed_key, 0)
-        keys = [f"{self._failed_key}/{each}" for each in range(1, min(number, MAX_FAILURES) + 1)]
-        found = sorted(json.loads(self._store.get(key)) for key in keys)
+        keys = [f"{self._failed_key}/{place}" for place in range(1, min(number, MAX_FAILURES) + 1)]
+        failures = sorted(json.loads(self._store.get(key)) for key in keys)
         for key in (self._done_key, self._failed_key, *keys):
             self._store.delete_key(key)
         more = [f"and {number - MAX_FAILURES} other ranks"] if number > MAX_FAILURES else []
-        return [f"rank {rank}: {failure}" for rank, failure in found] + more
+        return [f"rank {rank}: {failure}" for rank, failure in failures] + more
 
     def decide(self, outcome: str | None) -> str | None:
         """End this poll; rank 0 passes the outcome, once. Return it at the poll at which all ranks act.

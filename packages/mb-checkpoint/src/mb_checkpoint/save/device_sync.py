@@ -21,8 +21,7 @@ def wait_for_devices(tensors: Iterable[object], *, synchronize: Synchronize | No
         tensors: Tensors on any device; other objects are skipped.
         synchronize: None uses `torch.cuda.synchronize`.
     """
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
-    for device in sorted((device for device in devices if device.type == "cuda"), key=str):
+    for device in _gpus_of(tensors):
         (synchronize or torch.cuda.synchronize)(device)
 
 
@@ -33,9 +32,13 @@ def wait_for_copies(tensors: Iterable[object], *, synchronize: Synchronize | Non
         tensors: Tensors on any device; other objects are skipped.
         synchronize: Blocks until the copies of a device have arrived; None records an event and waits for it.
     """
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
-    for device in sorted((device for device in devices if device.type == "cuda"), key=str):
+    for device in _gpus_of(tensors):
         (synchronize or _wait_for_event)(device)
+
+
+def _gpus_of(tensors: Iterable[object]) -> list[torch.device]:
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    return sorted((device for device in devices if device.type == "cuda"), key=str)
 
 
 def _wait_for_event(device: torch.device) -> None:

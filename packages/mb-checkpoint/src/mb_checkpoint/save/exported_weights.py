@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mb_checkpoint.collectives import gather
+from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.converted_weights import environment_of_child
 from mb_checkpoint.state.position_copies import SaveEvent
@@ -25,22 +26,6 @@ HF_FOLDER = "hf"
 _SMALL_FILES = (".json", ".txt", ".model", ".jinja")
 _STAGING = ".hf-writing"
 _FIELD = "checkpoint.also_save_hf_checkpoint"
-
-
-class ExportSettings(Protocol):
-    """Fields of `CheckpointConfig` that determine the copies."""
-
-    @property
-    def also_save_hf_checkpoint(self) -> bool: ...  # noqa: D102
-
-    @property
-    def hf_source_path(self) -> str | None: ...  # noqa: D102
-
-    @property
-    def hf_distributed_save(self) -> bool: ...  # noqa: D102
-
-    @property
-    def hf_save_every_n_ranks(self) -> int: ...  # noqa: D102
 
 
 class Ranks(Protocol):
@@ -208,7 +193,7 @@ class HuggingFaceCopies:
 
 
 def hugging_face_copies(
-    config: ExportSettings, *, command: Sequence[str], ranks: Ranks, log: Callable[[str], object]
+    config: CheckpointConfig, *, command: Sequence[str], ranks: Ranks, log: Callable[[str], object]
 ) -> list[HuggingFaceCopies]:
     """Return the callback of a rank that exports each checkpoint; none without `also_save_hf_checkpoint`."""
     if not config.also_save_hf_checkpoint:

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero, own_rank
 from mb_checkpoint.context import SavedCheckpoint, ScheduledSave, describe_failure
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
-from mb_checkpoint.save.async_save import AsyncSave
+from mb_checkpoint.save.async_save import AsyncSave, AsyncWriterLike
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
-from mb_checkpoint.save.worker import JobResult, WriterJob
 from mb_checkpoint.save.writing import DataFile, write_files, write_result
 
 
@@ -33,7 +32,7 @@ class SavePlan:
     """Start time on the clock of the save."""
 
 
-class BackgroundWriterLike(Protocol):
+class BackgroundWriterLike(AsyncWriterLike, Protocol):
     """Background writer; `background_writer.BackgroundWriter` matches."""
 
     @property
@@ -46,12 +45,6 @@ class BackgroundWriterLike(Protocol):
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
         """Copy the tensors and submit a job that writes them."""
-
-    def submit(self, job: WriterJob) -> None:
-        """Submit the next job."""
-
-    def result(self) -> JobResult | None:
-        """Return the result of the last job, once."""
 
     def stop(self) -> None:
         """Kill the process; the next job starts another one."""
@@ -72,6 +65,7 @@ def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedChec
     """
     job = plan.job
     with cleaned_up(job.root, job.step, job.staging):
+        # Rank 0 reads the results of all ranks from the folder: it commits only when every rank has written its own.
         on_every_rank(lambda: write_result(job.staging, plan.rank, write_files(job.staging, plan.files)))
         finalized = on_rank_zero(lambda: finalize_save(job))
     return SavedCheckpoint(
@@ -101,6 +95,8 @@ def start_in_background(
     """
     job, rank = plan.job, plan.rank
     with cleaned_up(job.root, job.step, job.staging):
+        # When this returns, the data is on the host, and the training may change its tensors. The ranks agree here only
+        # on the start of the jobs; on their end they agree at the polls of the training, over the store.
         on_every_rank(lambda: writer.write(job.staging, rank, plan.files))
     barrier = CommitBarrier(
         dist.distributed_c10d._get_default_store() if job.world_size > 1 else None,

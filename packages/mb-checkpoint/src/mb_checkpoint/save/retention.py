@@ -119,7 +119,7 @@ class _Pruning:
         return not problems
 
     def newest_intact(self, root: Path, folders: Mapping[int, Path]) -> int:
-        """Return the first intact step of `found`.
+        """Return the newest intact step, the first of `folders`.
 
         Raises:
             NoIntactCheckpointError: There is none.

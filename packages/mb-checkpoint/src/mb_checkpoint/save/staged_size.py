@@ -45,7 +45,7 @@ def _optimizer_tensors(part: Any) -> Iterator[object]:
 
 
 def _new_bytes(tensors: Iterable[object], storages: set[int]) -> int:
-    """Return the size of the memory behind tensors that is not in `seen`, and add it there."""
+    """Return the size of the memory behind tensors that is not among `storages`, and add it there."""
     size = 0
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.numel():

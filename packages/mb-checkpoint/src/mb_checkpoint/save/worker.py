@@ -110,8 +110,8 @@ def _run_job(job: WriterJob, memory: StagingBuffer, count: Callable[[int], None]
         if isinstance(job, FinalizeJob):
             return JobResult(finished=finalize_save(job, progress=count))
         if isinstance(job, HashJob):
-            found = hash_files(job.folder, job.rank, algorithm=job.checksum, progress=count)
-            written = WrittenFiles(files=found + write_files(job.folder, job.files, progress=count).files)
+            hashed = hash_files(job.folder, job.rank, algorithm=job.checksum, progress=count)
+            written = WrittenFiles(files=hashed + write_files(job.folder, job.files, progress=count).files)
         else:
             written = write_files(job.folder, memory.resolve(job.files), progress=count)
         write_result(job.folder, job.rank, written)

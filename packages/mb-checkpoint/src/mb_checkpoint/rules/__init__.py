@@ -245,7 +245,6 @@ CONSISTENCY = (
         why="Megatron Core has the strategies mcore and nvrx",
         fix="Set checkpoint.async_strategy=mcore.",
         fails="thread",
-        passes="mcore",
     ),
     intervals_are_positive,
     local_library_is_installed,

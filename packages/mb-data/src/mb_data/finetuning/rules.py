@@ -357,7 +357,6 @@ RULES: tuple[Rule, ...] = (
         "dataset.memmap_workers",
         1,
         why="tokenization needs at least one process",
-        fix="Set dataset.memmap_workers to 1 or more.",
     ),
     in_range(
         "D78",

@@ -59,9 +59,6 @@ RULES: tuple[Rule, ...] = (
         "peft.dim",
         1,
         why="it is the rank of the product that is added",
-        fix="Set peft.dim to 1 or more.",
-        fails=0,
-        passes=1,
     ),
     in_range(
         "PE02",
@@ -70,8 +67,6 @@ RULES: tuple[Rule, ...] = (
         below=1,
         why="it is the probability of zeroing an input, and the other inputs are scaled by 1 / (1 - dropout)",
         fix="Set peft.dropout to at least 0 and below 1.",
-        fails=1.0,
-        passes=0.0,
     ),
     _no_layers_named,
     excludes(

@@ -188,8 +188,6 @@ RULES: tuple[Rule, ...] = (
         1,
         why="a layer with experts needs at least one",
         fix="Set a positive number, or leave it unset for a dense model.",
-        fails=0,
-        passes=4,
     ),
     _expert_bias_with_tensor_parallel,
     in_range(
@@ -198,8 +196,6 @@ RULES: tuple[Rule, ...] = (
         1,
         why="an expert without width computes nothing",
         fix="Set a positive width, or leave it unset for no shared expert.",
-        fails=0,
-        passes=64,
     ),
     requires(
         "K17",
@@ -227,7 +223,6 @@ RULES: tuple[Rule, ...] = (
         {"model.moe_expert_capacity_factor": SET},
         why="there is no capacity to pad to",
         fix="Set moe_expert_capacity_factor, or moe_pad_expert_input_to_capacity=false.",
-        passes={"model.moe_expert_capacity_factor": 1.0},
     ),
     requires(
         "K21",

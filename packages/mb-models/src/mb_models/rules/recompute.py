@@ -107,7 +107,6 @@ RULES: tuple[Rule, ...] = (
         {"model.recompute_num_layers": SET, "model.recompute_granularity": "selective"},
         why="selective recomputation selects modules, not layers",
         fix='Leave it unset, or set recompute_granularity to "full".',
-        fails={"model.recompute_num_layers": 1},
     ),
     _modules_not_recomputable,
     _moe_act_without_grouped_gemm,

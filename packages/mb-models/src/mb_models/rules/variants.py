@@ -245,8 +245,6 @@ RULES: tuple[Rule, ...] = (
         1,
         why="each layer predicts one further token",
         fix="Set a positive number, or leave it unset.",
-        fails=0,
-        passes=1,
     ),
     excludes(
         "G21",

@@ -159,8 +159,11 @@ bridge.training.clock.EPOCH: int#
 
 
 def test_an_unknown_name_is_an_error():
-    with pytest.raises(ImportError, match=r"training.config.Nothing: not in this trainer"):
+    with pytest.raises(AttributeError, match=r"training.config.Nothing: not in this trainer"):
         import_module("mb_trainer.bridge.training.config").Nothing  # noqa: B018
+    assert not hasattr(
+        import_module("mb_trainer.bridge.training.config"), "megatron_mimo_runtime_config_update"
+    )
     with pytest.raises(AttributeError, match=r"'mb_trainer.bridge' has no attribute 'Nothing'"):
         import_module("mb_trainer.bridge").Nothing  # noqa: B018
     with pytest.raises(ModuleNotFoundError, match=r"bridge.nothing: .* 0.6.2 has no such name either"):

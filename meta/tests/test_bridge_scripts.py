@@ -12,7 +12,9 @@ mb_host.install()  # before megatron is imported
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
+from mb_launch import WorldError  # noqa: E402
 from mb_trainer.bridge import AutoBridge  # noqa: E402
 from mb_trainer.bridge.distributed_model import OPEN  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
@@ -184,6 +186,21 @@ def test_small_functions_of_scripts(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(os, "environ", {**slurm, "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_STEP_ID": "0"})
     assert slurm_utils.resolve_slurm_master_addr() == "node3"
     assert isinstance(slurm_utils.resolve_slurm_master_port(), int)
+
+
+def test_ranks_of_a_script_are_those_of_its_open_process_group(monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "1"})
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        common_utils.print_rank_0("first")
+        ranks = common_utils.get_rank_safe(), common_utils.get_local_rank_preinit()
+        assert (*ranks, common_utils.get_world_size_safe(), common_utils.get_last_rank()) == (2, 1, 4, 3)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "one"})
+    with pytest.raises(WorldError, match="LOCAL_RANK: must be a whole number, is 'one'"):
+        common_utils.get_local_rank_preinit()
 
 
 def test_the_main_function_of_a_script_closes_the_process_group(tmp_path):

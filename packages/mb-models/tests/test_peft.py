@@ -48,6 +48,28 @@ def disturb(chunk):
             value.add_(0.1 * torch.randn(value.shape, generator=generator))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_its_adapters_a_model_computes_what_it_did_before(tiny, groups, kind):
+    _, model = build(tiny, groups)
+    before = logits(model)
+    peft = kind(dim=4)
+    peft(model)
+    disturb(model)
+    trained = logits(model)
+    with peft.disable_adapter([model]):
+        torch.testing.assert_close(logits(model), before, rtol=0, atol=0)
+    assert not torch.equal(trained, before)
+    with pytest.raises(TypeError), peft.disable_adapter(model):
+        model(None)
+    torch.testing.assert_close(logits(model), trained, rtol=0, atol=0)
+
+
+def test_a_transform_that_would_not_be_called_is_an_error():
+    custom = type("Custom", (LoRA,), {"transform": lambda self, module, name=None, prefix=None: module})
+    with pytest.raises(PeftError, match="transform would never be called"):
+        custom().install([])
+
+
 def test_a_method_is_called_with_a_model_or_its_chunks(tiny, groups):
     """As Megatron-Bridge's; its `training=False` freezes the adapters, too."""
     lora = LoRA(dim=4)

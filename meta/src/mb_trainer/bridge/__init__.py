@@ -14,11 +14,12 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
+Error = TypeVar("Error", ImportError, AttributeError)
 _FOLDER = Path(__file__).parent
 _BASE = f"{__name__}."
 
@@ -78,9 +79,12 @@ def answer(name: str) -> str | None:
     return next((text for pattern, text in missing() if fnmatchcase(name, pattern)), None)
 
 
-def _reject(name: str, kind: type[ImportError]) -> ImportError:
+def _reject(name: str, kind: type[Error]) -> Error:
     text = answer(name) or "Megatron-Bridge 0.6.2 has no such name either."
-    return kind(f"{_BASE}{name}: not in this trainer. {text}", name=f"{_BASE}{name}")
+    error = kind(f"{_BASE}{name}: not in this trainer. {text}")
+    # `from package import name` replaces an error of that name by one without the answer
+    error.name = f"{_BASE}{name}" if answer(name) is None else "megatron.bridge"
+    return error
 
 
 class _Finder:
@@ -124,7 +128,7 @@ def _find(module: str, name: str) -> object:
     if path in names():
         return import_module(f"{_BASE}{path}")
     if not name.startswith("__") and answer(path) is not None:
-        raise _reject(path, ImportError)
+        raise _reject(path, AttributeError)
     raise AttributeError(
         f"module {__name__ + '.' + module if module else __name__!r} has no attribute {name!r}"
     )

@@ -1,6 +1,7 @@
 """Small functions that scripts for Megatron-Bridge import, under its names. No torch at import."""
 
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mb_launch import read_world
+from mb_launch import WorldError, read_world
 
 
 def is_safe_repo(hf_path: str, trust_remote_code: bool | None) -> bool:
@@ -19,18 +20,39 @@ def is_safe_repo(hf_path: str, trust_remote_code: bool | None) -> bool:
 
 
 def get_rank_safe() -> int:
-    """Return the rank of this process, before a process group is open, too."""
-    return read_world(os.environ).rank
+    """Return the rank of this process: that of the open process group, or the one that its launcher has set."""
+    group = _open_group()
+    return read_world(os.environ).rank if group is None else group.get_rank()
 
 
 def get_world_size_safe() -> int:
-    """Return the number of processes, before a process group is open, too."""
-    return read_world(os.environ).world_size
+    """Return the number of processes: that of the open process group, or the one that their launcher has set."""
+    group = _open_group()
+    return read_world(os.environ).world_size if group is None else group.get_world_size()
 
 
 def get_local_rank_preinit() -> int:
-    """Return the rank of this process on its machine."""
-    return read_world(os.environ).local_rank
+    """Return the rank of this process on its machine: LOCAL_RANK, also without RANK, or that of mpirun or srun.
+
+    Raises:
+        mb_launch.WorldError: LOCAL_RANK is not a number, or `read_world` raises it.
+    """
+    text = os.environ.get("LOCAL_RANK")
+    if text is None:
+        return read_world(os.environ).local_rank
+    if not text.isdecimal():
+        raise WorldError(
+            f"LOCAL_RANK: must be a whole number, is {text!r}. It selects the device of this process. Set it as "
+            "torchrun does, or unset it."
+        )
+    return int(text)
+
+
+def _open_group() -> Any:
+    """Return torch.distributed if the process group is open; a process without torch has none."""
+    distributed = sys.modules.get("torch.distributed")
+    opened = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if opened else None
 
 
 def get_last_rank() -> int:

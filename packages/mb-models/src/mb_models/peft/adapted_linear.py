@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 class AdaptedLinear:
     """Mixin for linear layers with adapters; precedes the layer's own class in the method resolution order."""
 
+    adapter_enabled = True
+    """Whether the adapters' update is added to the output."""
+
+    def enable_adapter_layers(self) -> None:
+        """Add the adapters' update to the output again."""
+        self.adapter_enabled = True
+
+    def disable_adapter_layers(self) -> None:
+        """Compute the output of the layer alone."""
+        self.adapter_enabled = False
+
     def add_adapters(self: Any, section: LoRA, parts: Sequence[str], *, name: str) -> None:
         """Add the adapters of the layer, `name` in the complete model, or of the parts that are fused in it."""
         sizes = {MAIN: self.weight.shape[0]} if MAIN in parts else fused_part_sizes(self) or {}
@@ -47,7 +58,7 @@ class AdaptedLinear:
         """Return output and bias like the layer itself, with the adapters' update added to the output."""
         answer = super().forward(input_, *args, **options)  # type: ignore[misc]
         output, bias, multiplied = self.partition.run(answer, input_)
-        if not hasattr(self, "adapter"):
+        if not (self.adapter_enabled and hasattr(self, "adapter")):
             return output, bias
         outputs = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
         added = join_parts(self, zero_fill_parts(self, outputs, dim=-1), dim=-1)

@@ -1,6 +1,7 @@
 """Section `peft`: the adapters of a model. Standard library only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -54,6 +55,26 @@ class PEFT(FixedValues, StrictFields):
                 chunk.requires_grad_(False)
         return model
 
+    def enable_adapter_layers(self, model: Any) -> None:
+        """Add the adapters' update again in a model, or in a list of chunks; after `disable_adapter_layers`."""
+        _call_modules(model, "enable_adapter_layers")
+
+    def disable_adapter_layers(self, model: Any) -> None:
+        """Compute a model, or a list of chunks, without adapters, which stay installed.
+
+        Modules of custom methods take part if they have a method of this name, and `enable_adapter_layers`.
+        """
+        _call_modules(model, "disable_adapter_layers")
+
+    @contextmanager
+    def disable_adapter(self, model: Any) -> Iterator[None]:
+        """Disable the adapters within a `with` statement: the logits are those of the model before training."""
+        self.disable_adapter_layers(model)
+        try:
+            yield
+        finally:
+            self.enable_adapter_layers(model)
+
     def is_adapter(self, name: str) -> bool:
         """Return whether a parameter, by its name in the model, is an adapter; checkpoints hold only adapters."""
         return ".adapter." in name
@@ -67,6 +88,13 @@ class PEFT(FixedValues, StrictFields):
 
     def start(self, chunks: Sequence[Any]) -> None:
         """Initialise adapters from the model's weights, if these are loaded without adapters. Collective."""
+
+
+def _call_modules(model: Any, method: str) -> None:
+    for chunk in model if isinstance(model, list) else [model]:
+        for module in chunk.modules():
+            if hasattr(module, method):
+                getattr(module, method)()
 
 
 @dataclass(kw_only=True)
@@ -116,7 +144,16 @@ class LoRA(PEFT):
     """Layers without adapters, in the same form, if `target_modules` is empty: all others get adapters."""
 
     def install(self, chunks: Sequence[Any]) -> None:
-        """Freeze the model and add the adapters."""
+        """Freeze the model and add the adapters.
+
+        Raises:
+            PeftError: The class defines `transform`, or as `mb_models.peft.lora.install`.
+        """
+        if hasattr(self, "transform"):
+            raise PeftError(
+                f"peft: {type(self).__name__}.transform would never be called, because install(chunks) adds the "
+                "adapters of all layers at once. Override install, or remove transform."
+            )
         import_module("mb_models.peft.lora").install(chunks, self)  # sections do not import torch
 
     def optimizer_overrides(self, *, lr: float | None, min_lr: float | None) -> dict[Any, Any]:

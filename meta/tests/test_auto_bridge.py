@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
 from mb_trainer.bridge import AutoBridge
-from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider
+from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider, T5ModelProvider
 from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
 from mb_trainer.bridge.recipes.utils.dataset_utils import (
     default_gsm8k_config,
@@ -56,6 +57,7 @@ def test_a_section_is_made_of_a_config_json(folder):
         True,
     )
     assert (section.calculate_per_token_loss, section.persist_layer_norm) == (False, True)
+    assert AutoBridge(SimpleNamespace(to_dict=lambda: LLAMA)).config == LLAMA
     assert AutoBridge.from_hf_config(LLAMA).to_megatron_provider(load_weights=False).num_layers == 2
     assert "LlamaForCausalLM" in AutoBridge.list_supported_models()
 
@@ -123,6 +125,40 @@ def test_a_subclass_declares_further_fields_of_megatron():
 
     assert Small().transformer == {"moe_router_padding_for_fp8": True}
     assert Small(moe_router_padding_for_fp8=False).transformer == {"moe_router_padding_for_fp8": False}
+
+
+def test_the_layers_of_a_hybrid_are_counted_when_its_pattern_is_set():
+    section = HybridModelProvider(hidden_size=32, num_attention_heads=2)
+    counts = []
+    for pattern in ("M*M-", "M*/M"):
+        section.hybrid_layer_pattern = pattern
+        counts.append(section.num_layers)
+    section.num_layers = 7
+    section.hybrid_layer_pattern = "MM"
+    assert [*counts, section.num_layers] == [4, 2, 7]
+
+
+def test_a_t5_takes_the_fields_of_megatron_bridge():
+    section = T5ModelProvider(**SIZES, seq_length_dec=64, relative_attention_num_buckets=32)
+    section.finalize()
+    assert (section.decoder_seq_length, section.seq_length_dec) == (64, 64)
+    section.seq_length_dec = 32
+    assert section.decoder_seq_length == 32
+    with pytest.raises(FixedValueError, match="a T5 has one pipeline stage"):
+        T5ModelProvider(**SIZES, encoder_pipeline_model_parallel_size=1)
+
+
+def test_packing_that_is_switched_off_is_not_overruled_by_its_specs():
+    config = _sft_common()
+    assert [each for each in config.check(world_size=1) if each.id == "D114"] == []
+    config.dataset.enable_offline_packing = False
+    [problem] = [each for each in config.check(world_size=1) if each.id == "D114"]
+    assert problem.severity == "error"
+    assert "is false with packed_sequence_specs" in str(problem)
+    config.dataset.packed_sequence_specs = None
+    config.dataset.enable_in_batch_packing = True
+    assert config.dataset.pack_sequences_in_batch
+    assert [each for each in config.check(world_size=1) if each.id == "D114"] == []
 
 
 def test_a_recipe_on_the_common_parts_has_no_errors(folder, tmp_path):

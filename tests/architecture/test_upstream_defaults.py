@@ -10,6 +10,7 @@ import pytest
 import mb_overlap
 import mb_trainer.config
 from mb_config.megatron_defaults import plain_value
+from mb_models.trainer_api import megatron_fields
 from mb_trainer.bridge import providers
 
 HERE = Path(__file__).parent
@@ -50,6 +51,14 @@ def test_each_field_that_is_lacking_has_a_reason(name: str):
     lacking = UPSTREAM[name].keys() - own_defaults(name).keys()
     known = REASONS["lacking"].get(name, {})
     assert lacking == known.keys() or ("*" in known and lacking), lacking
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_provider_takes_each_field_that_it_lacks(name: str):
+    """In Megatron's section, with one value, or as an alias."""
+    cls = OURS[name]
+    taken = {*megatron_fields(), *cls.fixed_values, *dir(cls)}
+    assert UPSTREAM[name].keys() - own_defaults(name).keys() - taken == set()
 
 
 def test_no_reason_is_empty_and_none_is_for_an_unknown_class():

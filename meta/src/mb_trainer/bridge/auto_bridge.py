@@ -79,15 +79,16 @@ OF_THE_PROVIDER = {item.name for kind in (KernelFields, OverlapFields) for item 
 class AutoBridge:
     """Model of Hugging Face, as the source of a model section and of weights.
 
+    Made of the content of a config.json, or of a configuration of transformers.
+
     Attributes:
         hf_model_id: Name or folder of the model.
         config: Content of its config.json.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], *, hf_model_id: str = "", folder: Path | None = None
-    ) -> None:
-        self.config, self.hf_model_id, self.folder = dict(config), hf_model_id, folder
+    def __init__(self, config: Any, *, hf_model_id: str = "", folder: Path | None = None) -> None:
+        content = config if isinstance(config, Mapping) else config.to_dict()
+        self.config, self.hf_model_id, self.folder = dict(content), hf_model_id, folder
 
     @property
     def hf_pretrained(self) -> Any:

@@ -45,6 +45,9 @@ class ProviderDefaults:
 
     _further_defaults: ClassVar[dict[str, object]]
 
+    def finalize(self) -> None:
+        """Return: a section is checked when a model is built from it."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         base = next((base for base in cls.__mro__[1:] if is_dataclass(base)), None)
@@ -66,9 +69,6 @@ class ProviderDefaults:
 
 class BuiltProvider:
     """Section of which a script builds a model itself."""
-
-    def finalize(self) -> None:
-        """Return: a section is checked when a model is built from it."""
 
     def initialize_model_parallel(self, seed: int | None = None, **options: Any) -> None:
         """Open the process groups of the layout. Arguments as `distributed_model.initialize_model_parallel`."""
@@ -177,11 +177,13 @@ class HybridModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, Ma
         "hybrid_attention_ratio": (0.0, "hybrid_layer_pattern names every layer"),
         "hybrid_mlp_ratio": (0.0, "hybrid_layer_pattern names every layer"),
         "hybrid_override_pattern": (None, "hybrid_layer_pattern is its name"),
+        "mamba_stack_spec": BUILT_BY_MEGATRON["transformer_layer_spec"],
         "mamba_chunk_size": (128, "the scan's chunks are Megatron's"),
     }
     hidden_size: int = 0
+    hybrid_layer_pattern: str = ""
     num_layers: int = 0
-    """Letters of the pattern; 0: counted."""
+    """Letters of the pattern; 0: counted, and again when the pattern changes."""
     num_attention_heads: int = 1
     normalization: Literal["LayerNorm", "RMSNorm"] = "RMSNorm"
     add_bias_linear: bool = False
@@ -206,8 +208,11 @@ class HybridModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, Ma
             self.num_layers = len(main_layers(self.hybrid_layer_pattern))
 
     def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
         set_values = vars(self)
+        counted = len(main_layers(set_values.get("hybrid_layer_pattern") or ""))
+        super().__setattr__(name, value)
+        if name == "hybrid_layer_pattern" and value and set_values.get("num_layers") in (0, counted):
+            super().__setattr__("num_layers", len(main_layers(str(value))))
         further, count = (set_values.get(each) for each in ("mtp_hybrid_override_pattern", "mtp_num_layers"))
         pattern = set_values.get("hybrid_layer_pattern")
         if further and count and pattern and "/" not in pattern:
@@ -224,6 +229,14 @@ class MambaModelProvider(HybridModelProvider):
 class T5ModelProvider(ProviderDefaults, T5ModelConfig):
     """Section of a T5."""
 
+    fixed_values: ClassVar[Mapping[str, tuple[object, str]]] = {
+        **BUILT_BY_MEGATRON,
+        "relative_attention_num_buckets": (32, "positions are learned or rotary"),
+        "relative_attention_max_distance": (128, "positions are learned or rotary"),
+        "encoder_pipeline_model_parallel_size": (0, "a T5 has one pipeline stage"),
+        "enable_autocast": (False, "the floating-point type is that of the weights"),
+    }
+
     attention_softmax_in_fp32: bool = False
     deallocate_pipeline_outputs: bool = True
     bias_activation_fusion: bool = True
@@ -231,3 +244,12 @@ class T5ModelProvider(ProviderDefaults, T5ModelConfig):
     masked_softmax_fusion: bool = True
     apply_rope_fusion: bool = True
     persist_layer_norm: bool = True
+
+    @property
+    def seq_length_dec(self) -> int:
+        """Alias of `decoder_seq_length`, under Megatron-Bridge's name."""
+        return self.decoder_seq_length
+
+    @seq_length_dec.setter
+    def seq_length_dec(self, length: int) -> None:
+        self.decoder_seq_length = length

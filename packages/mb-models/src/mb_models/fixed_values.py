@@ -7,15 +7,24 @@ from mb_models.errors import FixedValueError
 
 
 class FixedValuesType(type):
-    """Class whose constructor takes the names in `fixed_values`."""
+    """Class whose constructor takes the names in `fixed_values`, and aliases: properties that can be assigned."""
 
     fixed_values: Mapping[str, tuple[object, str]]
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
-        """Construct a section without these names, after a check of their values."""
+        """Construct a section without the fixed names, after a check of their values; then assign the aliases."""
         for name in cls.fixed_values.keys() & values.keys():
             require_fixed(cls, name, values.pop(name))
-        return super().__call__(*args, **values)
+        aliases = {name: values.pop(name) for name in [*values] if _is_settable(cls, name)}
+        section = super().__call__(*args, **values)
+        for name, value in aliases.items():
+            setattr(section, name, value)
+        return section
+
+
+def _is_settable(cls: type, name: str) -> bool:
+    found = getattr(cls, name, None)
+    return isinstance(found, property) and found.fset is not None
 
 
 class FixedValues(metaclass=FixedValuesType):

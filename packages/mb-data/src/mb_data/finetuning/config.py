@@ -107,8 +107,8 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     """Rows as conversations, or as prompts with answers, in place of the fields of `dataset_kwargs` that it sets; None:
     only `dataset_kwargs` are used."""
 
-    enable_offline_packing: bool = False
-    """Megatron-Bridge's switch of `packed_sequence_specs`: true requires them."""
+    enable_offline_packing: bool | None = None
+    """Megatron-Bridge's switch of `packed_sequence_specs`: true requires them, false excludes them; None: either."""
 
     packed_sequence_specs: PackedSequenceSpecs | None = None
     """Pack several samples into one sequence, without attention between them. None: one padded sample per sequence."""
@@ -173,6 +173,15 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     @offline_packing_specs.setter
     def offline_packing_specs(self, specs: PackedSequenceSpecs | None) -> None:
         self.packed_sequence_specs = specs
+
+    @property
+    def enable_in_batch_packing(self) -> bool:
+        """Alias of `pack_sequences_in_batch`, under Megatron-Bridge's name."""
+        return self.pack_sequences_in_batch
+
+    @enable_in_batch_packing.setter
+    def enable_in_batch_packing(self, enabled: bool) -> None:
+        self.pack_sequences_in_batch = enabled
 
     @property
     def longest_sample(self) -> int:

@@ -244,16 +244,17 @@ def _wrong_multiple(dataset_kwargs, made_up, seq_length, packed_sequence_specs):
 
 @dataset_rule(
     "D114",
-    why="the specs have the length of a pack",
-    fix="Set dataset.packed_sequence_specs (offline_packing_specs), or dataset.enable_offline_packing=false.",
+    why="the specs have the length of a pack, and samples are packed where there are specs",
+    fix="Set dataset.packed_sequence_specs (offline_packing_specs) together with enable_offline_packing=true, or "
+    "neither of them: packed_sequence_specs=null with false.",
     fails={"enable_offline_packing": True, "made_up": False},
     passes={"packed_sequence_specs": {"packed_sequence_size": 1024}},
 )
-def _packing_without_specs(enable_offline_packing, packed_sequence_specs, made_up):
-    return (
-        "is true without packed_sequence_specs"
-        if made_up is not None and enable_offline_packing and packed_sequence_specs is None
-        else None
+def _packing_contradicts_switch(enable_offline_packing, packed_sequence_specs, made_up):
+    if made_up is None or enable_offline_packing in (None, packed_sequence_specs is not None):
+        return None
+    return f"is {str(enable_offline_packing).lower()} " + (
+        "without packed_sequence_specs" if enable_offline_packing else "with packed_sequence_specs"
     )
 
 
@@ -323,7 +324,7 @@ def _length_of_unreadable_data(num_epochs, *, training_samples_error):
 RULES: tuple[Rule, ...] = (
     _no_data,
     _bad_source,
-    _packing_without_specs,
+    _packing_contradicts_switch,
     _bad_options,
     _limited_samples_of_packs,
     _bad_roots,

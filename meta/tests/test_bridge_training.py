@@ -454,6 +454,23 @@ def test_boundaries_of_packed_sequences_reach_megatron():
     assert (found.cu_seqlens_q.tolist(), found.max_seqlen_kv, found.qkv_format) == ([0, 5, 16], 11, "thd")
 
 
+def test_boundaries_of_a_batch_of_the_user_reach_megatron():
+    padded = torch.tensor([[0, 8, 16, -1]], dtype=torch.int32)
+    actual = torch.tensor([[0, 5, 14, -1]], dtype=torch.int32)
+    found = get_packed_seq_params({"cu_seqlens": padded, "max_seqlen": torch.tensor([8])})
+    assert (found.qkv_format, found.max_seqlen_q, found.max_seqlen_kv) == ("thd", 8, 8)
+    assert found.cu_seqlens_q_padded is None
+    assert found.cu_seqlens_q.tolist() == found.cu_seqlens_kv.tolist() == [0, 8, 16]
+    batch = {"cu_seqlens": padded, "cu_seqlens_argmin": torch.tensor(3), "cu_seqlens_unpadded": actual}
+    found = get_packed_seq_params(batch)
+    assert (found.cu_seqlens_q.tolist(), found.cu_seqlens_kv_padded.tolist()) == ([0, 5, 14], [0, 8, 16])
+    found = get_packed_seq_params({"cu_seqlens_q": actual[:, :3], "max_seqlen_q": 9, "total_tokens": 16})
+    assert (found.cu_seqlens_kv.tolist(), found.max_seqlen_kv) == ([0, 5, 14], 9)
+    assert found.seq_idx.tolist() == [[0] * 5 + [1] * 9 + [2] * 2]
+    with pytest.raises(UserCodeError, match=r"no cu_seqlens \(tokens\)"):
+        get_packed_seq_params({"tokens": padded})
+
+
 @dataclass
 class MyContainer(ConfigContainer):
     """A container of the user with a field of its own."""

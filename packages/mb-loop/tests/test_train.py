@@ -141,6 +141,20 @@ def test_groups_without_a_separate_rate_report_none():
     assert result[1:] == (0, False, False, 0, 1.25, 3)
 
 
+def test_a_step_runs_the_schedule_that_is_passed_by_position():
+    calls = []
+
+    def schedule(**arguments):
+        calls.append(arguments["p2p_communicator"])
+        return forward_backward_no_pipelining(**arguments)
+
+    model, optimizer = tiny.make_model()
+    state = mb_loop.LoopState.of(train_iters=1)
+    parts = (tiny.forward_step, tiny.batches(), [model], optimizer, None, state, None, schedule, "p2p")
+    mb_loop.train_step(*parts)
+    assert calls == ["p2p"]
+
+
 def test_gradients_are_those_of_the_complete_batch():
     model, _ = tiny.make_model()
     model.eval()  # no dropout, so that one pass over everything is an oracle

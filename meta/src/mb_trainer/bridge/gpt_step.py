@@ -1,5 +1,6 @@
 """Forward step and batches of `megatron.bridge.training.gpt_step`, for recipes and for forward steps of the user."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -75,6 +76,51 @@ def get_batch(
     )
 
 
-def get_packed_seq_params(batch: dict[str, Any]) -> Any:
-    """Return Megatron's PackedSeqParams of the boundaries that `get_batch` returned."""
-    return batch["packed_seq_params"]
+def get_packed_seq_params(batch: Mapping[str, Any]) -> Any:
+    """Return Megatron's PackedSeqParams of the boundaries that `get_batch` returned, or of those in a batch.
+
+    Negative entries behind the last boundary are removed, which synchronizes with the device unless `NAME_argmin` has
+    the number of the others.
+
+    Args:
+        batch: Fields of PackedSeqParams such as `cu_seqlens_q`, [N + 1] or [1, N + 1], of which those for keys default
+            to those for queries; or `cu_seqlens` with padding and optionally `cu_seqlens_unpadded`, and `max_seqlen`.
+
+    Raises:
+        UserCodeError: The batch has no boundaries.
+    """
+    if "packed_seq_params" in batch:
+        return batch["packed_seq_params"]
+    values: dict[str, Any]
+    if "cu_seqlens_q" in batch:
+        values = {
+            name: _boundaries(batch, f"cu_seqlens_{name}") for name in ("q", "kv", "q_padded", "kv_padded")
+        }
+        longest = (batch.get("max_seqlen_q"), batch.get("max_seqlen_kv"))
+    elif "cu_seqlens" in batch:
+        padded, actual = _boundaries(batch, "cu_seqlens"), _boundaries(batch, "cu_seqlens_unpadded")
+        # equal boundaries are not given twice: attention has a faster kernel without padding
+        values = {"q": padded} if actual is None else {"q": actual, "q_padded": padded, "kv_padded": padded}
+        longest = (batch.get("max_seqlen"), None)
+    else:
+        raise UserCodeError(
+            f"get_packed_seq_params: the batch has no cu_seqlens ({', '.join(batch)}), and they separate the sequences "
+            "of a pack. Pass cu_seqlens, cu_seqlens_q, or what get_batch returned."
+        )
+    if values.get("kv") is None:
+        values["kv"] = values["q"]
+    lengths = [None if each is None else int(each) for each in longest]
+    return import_module("megatron.core.packed_seq_params").PackedSeqParams(
+        qkv_format="thd",
+        **{f"cu_seqlens_{name}": tensor for name, tensor in values.items()},
+        max_seqlen_q=lengths[0],
+        max_seqlen_kv=lengths[0] if lengths[1] is None else lengths[1],
+        total_tokens=batch.get("total_tokens"),
+    )
+
+
+def _boundaries(batch: Mapping[str, Any], name: str) -> Any:
+    if batch.get(name) is None:
+        return None
+    entries, count = batch[name].reshape(-1), batch.get(f"{name}_argmin")
+    return entries[entries >= 0] if count is None else entries[: int(count)]

@@ -40,6 +40,7 @@ from mb_loop.step.forward_step import ForwardStep
 from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Optimizer, Scheduler
+from mb_loop.step.schedule import ForwardBackward
 from mb_loop.step.step import TrainStep
 from mb_schema.save_result import SaveResult
 
@@ -108,19 +109,23 @@ def train(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     )
 
 
-def train_step(
+def train_step(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     forward_step_func: ForwardStep,
     data_iterator: Any,
     model: Sequence[Any],
     optimizer: Optimizer,
     scheduler: Scheduler | None,
     global_state: GlobalState,
+    pg_collection: LossGroups | None = None,
+    forward_backward_func: ForwardBackward | None = None,
+    p2p_communicator: Any = None,
     **parts: Any,
 ) -> tuple[dict[str, Tensor], int, bool, bool, int, Any, Any]:
     """Train one step outside of `train`. The counters of the state do not change.
 
     Collective over all ranks of the model. For many steps use `TrainStep`, which returns a `StepResult`. With a rerun
-    machine, pass the iterator that its `begin` returned as `data_iterator`. `parts` are further fields of `TrainParts`.
+    machine, pass the iterator that its `begin` returned as `data_iterator`. `pg_collection`, `forward_backward_func`,
+    `p2p_communicator` and `parts` are fields of `TrainParts`.
 
     Returns:
         losses, skipped (0 or 1), should_checkpoint, should_exit, exit_code, grad_norm, num_zeros_in_grad.
@@ -132,6 +137,9 @@ def train_step(
             optimizer=optimizer,
             scheduler=scheduler,
             train_data_iterator=data_iterator,
+            pg_collection=pg_collection,
+            forward_backward_func=forward_backward_func,
+            p2p_communicator=p2p_communicator,
             **parts,
         ),
         global_state,

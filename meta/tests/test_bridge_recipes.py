@@ -153,10 +153,10 @@ def test_a_script_merges_a_file_and_a_command_line(tmp_path):
     config = process_config_with_overrides(
         llama3_8b_peft_config(),
         config_filepath=str(file),
-        cli_overrides=["train.train_iters=7", "peft.dim=4", "model.params_dtype=torch.float16"],
+        cli_overrides=["train.train_iters=7", "peft.dim=4", "model.params_dtype=torch.bfloat16"],
     )
     assert (config.train.train_iters, config.model.seq_length, config.peft.dim) == (7, 4096, 4)
-    assert config.model.params_dtype == "float16"
+    assert config.model.params_dtype == "bfloat16"
     # the deprecated name is the user's, and takes precedence over the value of the recipe
     runtime_config_update(config, world_size=1, rules=())
     assert config.validation.eval_iters == 10

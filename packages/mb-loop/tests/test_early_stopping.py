@@ -169,6 +169,15 @@ def test_an_evaluation_that_was_stopped_or_lacks_the_metric_later_does_not_count
     assert (stopping.best, stopping.without_improvement) == (1.0, 0)
 
 
+@pytest.mark.parametrize(("mode", "best"), [("max", math.inf), ("min", -math.inf)])
+def test_an_infinite_value_is_one_of_the_metric(mode, best):
+    stopping = EarlyStopping("reward", patience=1, mode=mode)
+    stopping.on_eval_end(CallbackContext(state=None, model=[], total_loss_dict={"reward": best}))
+    assert (stopping.best, stopping.stop_requested(1)) == (best, None)
+    stopping.on_eval_end(CallbackContext(state=None, model=[], total_loss_dict={"reward": best}))
+    assert stopping.stop_requested(2) is not None
+
+
 def test_the_state_of_another_metric_is_rejected():
     state = EarlyStopping("loss", patience=2).state_dict()
     with pytest.raises(mb_loop.EarlyStoppingStateError, match=r"is of 'loss' \(min\), not of 'loss' \(max\)"):

@@ -58,7 +58,11 @@ def test_the_thread_of_hang_reports_has_a_connection_with_a_short_timeout():
     assert process_group.new_connection(other) is other
 
 
-def test_a_run_does_not_stop_for_the_signal_of_the_previous_one_at_the_same_server():
+@pytest.mark.parametrize("can_clone", [True, False], ids=["torch", "torch without Store.clone"])
+def test_a_run_does_not_stop_for_the_signal_of_the_previous_one_at_the_same_server(monkeypatch, can_clone):
+    if not can_clone:
+        monkeypatch.delattr(dist.Store, "clone")
+        monkeypatch.delattr(dist.PrefixStore, "clone", raising=False)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     reasons = []
     for run, signal in ((1, "SIGTERM"), (2, None)):

@@ -6,6 +6,7 @@ Imports torch only in a process that has imported it: a run of one rank needs ne
 import sys
 from datetime import timedelta
 from typing import Any, Protocol, TypedDict, TypeVar, cast
+from uuid import uuid4
 
 from mb_resilience.stops.decision_exchange import KeyValueStore
 
@@ -66,9 +67,10 @@ def rank_and_store(*, of_thread: bool = False) -> RankAndStore:
 def new_connection(store: StoreKind, *, timeout_seconds: float = THREAD_TIMEOUT_SECONDS) -> StoreKind:
     """Return a new connection to the server of a TCPStore, for use by one thread; other kinds of stores unchanged.
 
-    It has the prefix of the store, so that process groups that follow one another at one server do not read each
-    other's keys. A connection of torch holds a lock while it waits, so that a thread that shares one with the main
-    thread would wait as long as the main thread does.
+    Process groups that follow one another at one server do not read each other's keys: it has the prefix of the store,
+    or in versions of torch that cannot copy one, another prefix of this group, so that only such connections read what
+    they wrote. A connection of torch holds a lock while it waits, so that a thread that shares one with the main thread
+    would wait as long as the main thread does.
     """
     if "torch.distributed" not in sys.modules:  # then no store is one of torch
         return store
@@ -81,9 +83,13 @@ def new_connection(store: StoreKind, *, timeout_seconds: float = THREAD_TIMEOUT_
         return store
     timeout = timedelta(seconds=timeout_seconds)
     connection: Any = store
-    if not hasattr(connection, "clone"):  # older versions of torch: without the prefix
-        connection = TCPStore(server.host, server.port, None, False, timeout)
-        return cast("StoreKind", connection)
+    if not hasattr(
+        connection, "clone"
+    ):  # older versions of torch, which do not return the prefix of a store either
+        prefix = connection.compare_set("mb_resilience/connections", "", uuid4().hex).decode()
+        return cast(
+            "StoreKind", PrefixStore(prefix, TCPStore(server.host, server.port, None, False, timeout))
+        )
     connection = connection.clone()
     connection.set_timeout(timeout)
     return cast("StoreKind", connection)

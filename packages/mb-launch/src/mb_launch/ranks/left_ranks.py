@@ -74,6 +74,9 @@ class _End:
     """End of a rank whose work was not finished."""
 
     time: float
+    """Seconds since the epoch, to be compared with the failures that ranks record."""
+    seen: float
+    """The same moment on the monotonic clock."""
     code: int | None
     """Exit code, or minus the signal that killed it; None if the launcher has reaped it before it was seen."""
     survivors: frozenset[int]
@@ -113,7 +116,7 @@ class LeftRanks:
                 ended while all of these still ran.
         """
         self._look()
-        for rank, end in sorted(self._ended.items(), key=lambda each: each[1].time):
+        for rank, end in sorted(self._ended.items(), key=lambda each: each[1].seen):
             code = end.code
             if code is None and rank in exit_codes:
                 code = exit_codes[rank]
@@ -178,11 +181,16 @@ class LeftRanks:
             still_unfinished = self._unfinished()  # a rank that leaves changes its mark before it ends
             survivors = frozenset(rank for rank, process in self._processes.items() if is_running(process))
             for rank in ended & still_unfinished.keys():
-                state, _ = still_unfinished[rank]
-                self._ended[rank] = _End(time=time.time(), code=codes[rank], survivors=survivors, state=state)
+                self._ended[rank] = _End(
+                    time=time.time(),
+                    seen=time.monotonic(),
+                    code=codes[rank],
+                    survivors=survivors,
+                    state=still_unfinished[rank][0],
+                )
 
     def _is_overdue(self) -> bool:
-        return time.time() - min(end.time for end in self._ended.values()) > GRACE_SECONDS
+        return time.monotonic() - min(end.seen for end in self._ended.values()) > GRACE_SECONDS
 
     def _unfinished(self) -> dict[int, tuple[str, int]]:
         """Return state and process of each rank that is at work, or is yet to begin while another one has begun.

@@ -1,6 +1,7 @@
 """Early stopping: the end of training when a validation metric stops improving. Imports torch."""
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
@@ -11,6 +12,8 @@ from mb_loop.evaluation.validation import evaluation_possible
 
 _WORST = math.inf
 """Score without any value so far, and of a value that is NaN: every number is better."""
+_BEST_ACROSS_RANKS = -sys.float_info.max
+"""Score of an infinite value, which nothing exceeds, among those of all ranks: there, -inf is that of no value."""
 
 
 class EarlyStoppingSettings(Protocol):
@@ -135,10 +138,10 @@ class EarlyStopping(Callback):
         value = context.total_loss_dict.get(self.metric)
         local_score = -math.inf
         if value is not None:
-            local_score = _WORST if math.isnan(value) else self._sign * value
+            local_score = max(_BEST_ACROSS_RANKS, _WORST if math.isnan(value) else self._sign * value)
         score = max_across_ranks(local_score)
         if score != -math.inf:
-            self._record(score)
+            self._record(-math.inf if score == _BEST_ACROSS_RANKS else score)
         elif self._best == _WORST and not self._without_improvement:
             names = ", ".join(map(repr, context.total_loss_dict)) or "none on this rank"
             raise TrainSettingsError(

@@ -7,6 +7,7 @@ Prints the table for any number of ranks:
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -15,8 +16,11 @@ from typing import Any, NamedTuple
 from counting_store import CountingStore
 
 from mb_checkpoint.formats.manifest import FileEntry, Manifest, files_of_rank
-from mb_checkpoint.save.commit import fsync_and_write_manifest
+from mb_checkpoint.save.commit import fsync_and_write_manifest, open_staging
 from mb_checkpoint.save.commit_barrier import CommitBarrier
+from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
+from mb_checkpoint.save.retention import PruneJob
+from mb_checkpoint.save.writing import WrittenFiles, hash_files, write_result
 from mb_checkpoint.storage.checkpoints import upload_checkpoint, upload_share
 from mb_checkpoint.storage.owner import claim_storage
 from mb_checkpoint.storage.uploader import Destination, StorageUploader, UploadRanks
@@ -167,6 +171,59 @@ def of_load(world_size: int) -> dict[str, Traffic]:
         "load, files that another rank wrote": Traffic(len(foreign), 0, sum(e.size for e in foreign)),
         "load, the rank with the most bytes": Traffic(0, 0, max(read)),
     }
+
+
+_opened_or_removed: list[str] | None = None
+
+
+def _count_files(event: str, arguments: tuple[Any, ...]) -> None:
+    if _opened_or_removed is not None and event in ("open", "os.remove"):
+        _opened_or_removed.append(event)
+
+
+sys.addaudithook(_count_files)
+
+
+def files_of(work: Callable[[], object]) -> Traffic:
+    """Return how many files work opens and removes, in this process."""
+    global _opened_or_removed  # an audit hook stays for the life of a process
+    _opened_or_removed = []
+    try:
+        work()
+        return Traffic(len(_opened_or_removed), 0, 0)
+    finally:
+        _opened_or_removed = None
+
+
+def of_commit(world_size: int) -> dict[str, Traffic]:
+    """Return the files that rank 0 opens and removes before a save is reported, and to delete an old checkpoint."""
+    found = {}
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        pruning = PruneJob(root=root, step=2, keep=1, retain_interval=None)
+        for step, in_background in ((1, False), (2, True)):
+            staging = open_staging(root, step)
+            for name in ("train_state.pt", "run_config.yaml", "metadata.json", ".metadata"):
+                (staging / name).write_bytes(b"1")
+            results = []
+            for rank in range(world_size):
+                (staging / f"__{rank}_0.distcp").write_bytes(bytes(10))
+                results.append(WrittenFiles(files=hash_files(staging, rank, algorithm="xxh3_128")))
+                if in_background:
+                    write_result(staging, rank, results[-1])
+            job = FinalizeJob(
+                root=root,
+                staging=staging,
+                world_size=world_size,
+                index=None,
+                facts=Manifest(step=step, files=()),
+                pruning=pruning,
+            )
+            name = f"save {'in the background' if in_background else 'at once'}, files before its report"
+            given = None if in_background else results
+            found[name] = files_of(partial(finalize_save, job, results=given))
+        found["save, files of an old checkpoint, afterwards"] = files_of(pruning.run)
+    return found
 
 
 class CountingStorage:
@@ -332,6 +389,7 @@ def is_investigating(reporter: HangReporter) -> bool:
 LAWS: tuple[Callable[[int], dict[str, Traffic]], ...] = (
     of_steps,
     of_save,
+    of_commit,
     of_load,
     of_copy,
     lambda n: of_hang(n)[0],

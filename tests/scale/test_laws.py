@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from laws import Traffic, of_copy, of_hang, of_load, of_save, of_steps, saved_by
+from laws import Traffic, of_commit, of_copy, of_hang, of_load, of_save, of_steps, saved_by
 
 RANKS = [16, 64, 256]
 
@@ -36,6 +36,16 @@ def test_a_save_in_flight_is_read_at_few_of_its_steps(ranks):
     assert found["save, reports of all ranks"].messages == ranks
     assert found["save, reports read by rank 0"].messages == 4
     assert found["save, one poll of all ranks that wait"].messages <= ranks + 1
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_save_opens_no_file_of_the_other_ranks_unless_their_writers_are_other_processes(ranks):
+    found = of_commit(ranks)
+    assert found["save at once, files before its report"].messages < 20
+    # the result of each rank is read and removed
+    assert found["save in the background, files before its report"].messages < 2 * ranks + 20
+    deleted = found["save, files of an old checkpoint, afterwards"].messages
+    assert ranks <= deleted < ranks + 20
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -17,7 +17,8 @@ from mb_checkpoint.save.async_save import AsyncSave
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
-from mb_checkpoint.save.retention import prune, steps_to_remove
+from mb_checkpoint.save.pruning import Pruning
+from mb_checkpoint.save.retention import PruneJob, prune, steps_to_remove
 from mb_checkpoint.save.worker import JobResult
 from mb_checkpoint.save.writing import WrittenFiles, hash_files, write_result
 
@@ -221,7 +222,7 @@ def test_keeping_no_checkpoint_is_rejected(keep):
         steps_to_remove([1, 2], keep=keep, protected=2)
 
 
-def job_of(root, step, verified):
+def job_of(root, step):
     """Return the commit of a save that keeps two checkpoints."""
     staging = complete_checkpoint.fill(open_staging(root, step), step)
     write_result(staging, 0, WrittenFiles())
@@ -231,34 +232,39 @@ def job_of(root, step, verified):
         world_size=1,
         index=None,
         facts=Manifest(step=step, files=()),
-        keep=2,
-        retain_interval=None,
-        verified=verified,
+        pruning=pruning_of(root, step),
     )
 
 
-def finalized(root, step, verified):
-    """Commit a checkpoint as in the writer process; return the result, and the progress beyond its bytes."""
-    job, sizes = job_of(root, step, verified), []
-    done = finalize_save(pickle.loads(pickle.dumps(job)), progress=sizes.append)
-    return done, sum(sizes) - done.total_bytes
+def pruning_of(root, step, **options):
+    """Return the deletion after a save that keeps two checkpoints."""
+    return PruneJob(root=root, step=step, keep=2, retain_interval=None, **options)
+
+
+def pruned(root, step, **options):
+    """Delete old checkpoints as in the writer process; return the result, and its progress."""
+    saved(root, step)
+    sizes = []
+    job = pickle.loads(pickle.dumps(pruning_of(root, step, **options)))
+    return job.run(progress=sizes.append), sum(sizes)
 
 
 class DyingWriter:
-    """Writer process that dies while it deletes old checkpoints."""
+    """Writer process that runs a job, and dies before it returns the result."""
 
     def submit(self, job):
         self.job = job
 
     def result(self):
-        if hasattr(self, "job"):
+        if not hasattr(self, "job"):
+            return JobResult()
+        if isinstance(self.job, FinalizeJob):
             finalize_save(self.job)
-            return JobResult(failure="the writer process died by SIGKILL")
-        return JobResult()
+        return JobResult(failure="the writer process died by SIGKILL")
 
 
 def test_a_writer_that_dies_after_the_commit_has_saved(tmp_path):
-    job = job_of(tmp_path, 10, VerifiedCache())
+    job = job_of(tmp_path, 10)
     barrier = CommitBarrier(None, rank=0, world_size=1, name="a")
     save = AsyncSave(job, began=0.0, is_rank_zero=True, writer=DyingWriter(), barrier=barrier)
     done = save.poll(blocking=True)
@@ -266,22 +272,70 @@ def test_a_writer_that_dies_after_the_commit_has_saved(tmp_path):
         tmp_path / "iter_0000010",
         read_manifest(tmp_path / "iter_0000010").total_bytes,
     )
-    assert done.pruned.not_removed == ((tmp_path, "the writer process died by SIGKILL"),)
+
+
+def test_a_writer_that_dies_while_it_deletes_is_reported(tmp_path):
+    lines = []
+    pruning = Pruning(lines.append)
+    pruning.start(pruning_of(tmp_path, 10), DyingWriter())
+    pruning.poll(blocking=False)
+    assert lines == [f"could not delete the old checkpoint {tmp_path}: the writer process died by SIGKILL"]
+
+
+class IdleWriter:
+    """Writer process that runs a job when its result is read for the second time."""
+
+    def submit(self, job):
+        self.job, self.reads = job, 0
+
+    def result(self):
+        self.reads += 1
+        return JobResult(pruned=self.job.run()) if self.reads == 2 else None
+
+
+def test_old_checkpoints_are_deleted_after_the_save_and_damaged_ones_reported_once(tmp_path):
+    saved(tmp_path, 10, 20, 30)
+    verified, lines = VerifiedCache(), []
+    verified.distrust(tmp_path / "iter_0000020", "has a flipped bit")
+    pruning, writer = Pruning(lines.append), IdleWriter()
+    for step in (30, 30, 40):
+        if step == 40:
+            saved(tmp_path, step)
+        pruning.start(pruning_of(tmp_path, step, verified=verified), writer)
+        before = sorted(path.name for path in tmp_path.glob("iter_*"))
+        pruning.poll(blocking=False)
+        assert sorted(path.name for path in tmp_path.glob("iter_*")) == before
+        pruning.poll(blocking=True)
+    assert lines == [f"checkpoint {tmp_path}/iter_0000020 does not count as one to keep: has a flipped bit"]
+    assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000030", "iter_0000040"]
+
+
+class NoWriter:
+    """Writer process that cannot be started."""
+
+    def submit(self, job):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_a_deletion_that_cannot_be_started_is_reported(tmp_path):
+    lines = []
+    Pruning(lines.append).start(pruning_of(tmp_path, 10), NoWriter())
+    assert lines == [f"could not delete the old checkpoint {tmp_path}: Resource temporarily unavailable"]
 
 
 def test_a_save_after_a_restart_reads_no_earlier_checkpoint(tmp_path):
     saved(tmp_path, 10, 20)
-    done, read = finalized(tmp_path, 30, VerifiedCache())
+    done, read = pruned(tmp_path, 30)
     deleted = 1  # data file of the old checkpoint, which counts as progress
-    assert ([path.name for path in done.pruned.removed], read) == (["iter_0000010"], deleted)
+    assert ([path.name for path in done.removed], read) == (["iter_0000010"], deleted)
 
 
 def test_a_save_in_another_process_knows_what_the_run_found_damaged(tmp_path):
     saved(tmp_path, 10, 20)
     verified = VerifiedCache()
     verified.distrust(tmp_path / "iter_0000020", "has a flipped bit")
-    done, _ = finalized(tmp_path, 30, verified)
-    assert (done.pruned.removed, [path.name for path, _ in done.pruned.damaged]) == ((), ["iter_0000020"])
+    done, _ = pruned(tmp_path, 30, verified=verified)
+    assert (done.removed, [path.name for path, _ in done.damaged]) == ((), ["iter_0000020"])
 
 
 @pytest.mark.parametrize("ranks", [16, 64, 256])
@@ -299,8 +353,7 @@ def test_the_rank_that_commits_reads_no_data_file(tmp_path, ranks):
         world_size=ranks,
         index=None,
         facts=Manifest(step=1, files=()),
-        keep=-1,
-        retain_interval=None,
+        pruning=PruneJob(root=tmp_path, step=1, keep=-1, retain_interval=None),
     )
     read = []
     done = finalize_save(job, progress=read.append)

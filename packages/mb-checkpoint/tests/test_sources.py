@@ -1,6 +1,7 @@
 """Selection of the checkpoint that a run starts from, including non-persistent ones; damaged ones are skipped."""
 
 import re
+from functools import partial
 
 import pytest
 import tiny_work
@@ -226,6 +227,34 @@ def test_tensors_that_the_checkpoint_lacks_remain_unchanged_without_strict(one_r
     assert one_rank.run(tiny_work.load_partial, tmp_path, {"strict": False}) == [(1.0, 20.0, NOTES)]
     ((kind, message, _),) = one_rank.run(error_of, tiny_work.load_partial, tmp_path, {})
     assert (kind, "own: absent in the checkpoint, [2, 3] in the model" in message) == (
+        "CheckpointShapeError",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "older_has_all", "expected"),
+    [
+        ({"adapter_key_filter": tiny_work.is_adapter}, True, (10, 1.0, 10.0)),
+        ({"strict": False}, True, (10, 10.0, 10.0)),
+        ({"strict": False, "adapter_key_filter": tiny_work.is_adapter}, False, (10, 1.0, 10.0)),
+    ],
+    ids=["adapters", "not strict", "not strict, of adapters"],
+)
+def test_a_part_of_a_damaged_checkpoint_is_replaced_by_that_of_the_previous_one(
+    one_rank, tmp_path, options, older_has_all, expected
+):
+    work = partial(tiny_work.load_damaged, older_has_all=older_has_all)
+    assert one_rank.run(work, tmp_path, options) == [expected]
+
+
+def test_a_tensor_of_a_damaged_checkpoint_that_the_previous_one_lacks_is_an_error(one_rank, tmp_path):
+    work = partial(tiny_work.load_damaged, older_has_all=False)
+    ((kind, message, _),) = one_rank.run(error_of, work, tmp_path, {"strict": False})
+    assert (
+        kind,
+        "lacks own, which a newer checkpoint has. That one turned out to be damaged" in message,
+    ) == (
         "CheckpointShapeError",
         True,
     )

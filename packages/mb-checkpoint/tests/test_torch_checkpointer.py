@@ -155,6 +155,45 @@ def test_old_checkpoints_are_deleted_and_a_damaged_one_is_skipped(tmp_path):
     assert TorchCheckpointer(tmp_path, build(), log=lines.append, ckpt_step=3).load() == 3
 
 
+def test_damage_anywhere_leads_to_the_previous_checkpoint_and_leaves_nothing_of_the_damaged_one(tmp_path):
+    run = build()
+    saves = checkpointer(tmp_path, run)
+    train(run, 1)
+    saves.save(1)
+    expected = checkpoint_state(run)
+    train(run, 1)
+    saves.save(2)
+    (data,) = (tmp_path / "iter_0000002").glob("*.distcp")
+    content = data.read_bytes()
+    for at in range(0, len(content), len(content) // 20):
+        data.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+        again = build(seed=1)
+        resumed = checkpointer(tmp_path, again)
+        assert (at, resumed.load()) == (at, 1)
+        assert [each.reason for each in resumed.loaded.skipped] == [
+            f"{data.name} differs from the manifest (checksum)"
+        ]
+        assert checkpoint_state(again) == expected
+
+
+def checkpoint_state(run):
+    """Return the state of a run as text."""
+    return repr({name: each.state_dict() for name, each in run.items()})
+
+
+def test_a_load_reads_each_byte_of_tensors_once(tmp_path):
+    run = build()
+    run["model"].append(nn.Linear(2000, 1000))
+    saves = checkpointer(tmp_path, {"model": run["model"]})
+    path = saves.save(1).path
+    stored = sum(file.stat().st_size for file in path.iterdir())
+    saves.load()  # with imports
+    before = int(Path("/proc/self/io").read_text().split()[1])
+    saves.load()
+    found = int(Path("/proc/self/io").read_text().split()[1]) - before
+    assert stored <= found < 1.05 * stored
+
+
 def test_without_a_checkpoint_a_run_starts_at_zero(tmp_path):
     run = checkpointer(tmp_path / "none", build())
     assert (run.load(), run.loaded.source) == (0, "nothing")

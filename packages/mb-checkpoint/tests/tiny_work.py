@@ -1,5 +1,6 @@
 """Work of the ranks of a pool on the tiny state; fast to import, like `rank_work`."""
 
+import struct
 import sys
 from pathlib import Path
 
@@ -447,6 +448,23 @@ def load_partial(folder, options):
     run = run_of(folder, 1)
     notes = run.load(**options).notes
     return run.model.own[0, 0].item(), run.model.shared[0].item(), notes
+
+
+def load_damaged(folder, options, *, older_has_all):
+    """Save both tensors twice, or one first, damage the newest checkpoint, and load; return step and values of both.
+
+    The byte that differs is one of a tensor, so that only the hash of the file shows it.
+    """
+    run_of(folder, 10).save(adapter_key_filter=None if older_has_all else is_adapter)
+    path = run_of(folder, 20).save().path
+    value = struct.pack("<fff", 20, 20, 20)
+    (data,) = (each for each in path.glob("*.distcp") if value in each.read_bytes())
+    content = data.read_bytes()
+    at = content.index(value)
+    data.write_bytes(content[:at] + b"\1" + content[at + 1 :])
+    run = run_of(folder, 1)
+    record = run.load(**options)
+    return record.step, run.model.own[0, 0].item(), run.model.shared[0].item()
 
 
 def weights_of_a_part(folder):

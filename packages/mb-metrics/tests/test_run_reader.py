@@ -9,7 +9,9 @@ from sample_runs import BEGIN, event, row, steady, write_run
 from mb_metrics import JsonlSink, Metrics
 from mb_metrics.report.run_history import DiscardedSteps
 from mb_metrics.report.run_reader import RunNotFoundError, RunReader, read_run, read_run_from_log
-from mb_metrics.report.run_statistics import compute_run_statistics
+from mb_metrics.report.run_statistics import IncrementalStatistics, compute_run_statistics
+from mb_metrics.report.series import Series
+from mb_metrics.report.watch import watch_frames
 from mb_metrics.run.events import RunEvent, parse_event
 
 
@@ -182,3 +184,58 @@ def test_a_file_that_was_cut_and_has_grown_since_is_read_again(tmp_path):
         same.writelines([*kept, *repeated])
     reader.poll()
     assert list(reader.run().series["loss"].values) == [1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+
+LIFE = [
+    *([("event", event("start", 0, step=0))] + [("row", each) for each in steady(1, 40, 1, grad_norm=1.0)]),
+    ("event", event("evaluation", 43, step=40, seconds=2.0)),
+    ("event", event("save", 45, step=40)),
+    *[("row", each) for each in steady(41, 80, 46, grad_norm=1.0)],
+    ("row", row(81, 86, lm_loss=9.0, grad_norm=50.0)),
+    ("row", row(82, 120, lm_loss=math.nan, grad_norm=1.0)),
+    ("row", row(82, 120, lm_loss_validation=3.0)),
+    ("event", event("resume", 150, step=80, seconds=5)),
+    *[("row", each) for each in steady(81, 120, 156, grad_norm=1.0)],
+    ("event", event("save", 150, step=80)),  # arrives late
+    ("event", event("stop", 196, step=120)),
+]
+"""Lines of a run in the order in which they are written."""
+
+
+@pytest.mark.parametrize("lines", [1, 7, 40])
+def test_statistics_of_a_growing_run_are_those_of_all_its_data(tmp_path, lines):
+    write_run(tmp_path, [], [])
+    reader, growing = RunReader(tmp_path), IncrementalStatistics()
+    names = {"row": "metrics.jsonl", "event": "events.jsonl"}
+    for first in range(0, len(LIFE), lines):
+        for kind, line in LIFE[first : first + lines]:
+            with (tmp_path / names[kind]).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        reader.poll()
+        found = growing.compute(reader.run(), now=BEGIN + 200).as_json()
+        assert found == compute_run_statistics(read_run(tmp_path), now=BEGIN + 200).as_json()
+    assert [each["kind"] for each in found["anomalies"]] == []
+    assert found["redone_steps"] == 2
+
+
+@pytest.mark.parametrize("rows", [1_000, 10_000])
+def test_an_update_of_statistics_reads_the_new_rows_alone(tmp_path, monkeypatch, rows):
+    metrics = {"grad_norm": 1.0, "throughput/tokens_per_sec": 8.0, "throughput/batches_per_sec": 1.0}
+    write_run(tmp_path, steady(1, rows, 1, **metrics), [event("start", 0)])
+    reader = RunReader(tmp_path)
+    frames = watch_frames(reader, size=lambda: (80, 24), sleep=lambda _seconds: None)
+    next(frames)
+    read = []
+    since = Series.since
+
+    def counted(series, index):
+        for each in since(series, index):
+            read.append(each)
+            yield each
+
+    monkeypatch.setattr(Series, "since", counted)
+    monkeypatch.setattr(Series, "__iter__", lambda series: counted(series, 0))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row(rows + 1, rows + 1, lm_loss=2.0, **metrics)) + "\n")
+    next(frames)
+    assert 0 < len(read) < 20

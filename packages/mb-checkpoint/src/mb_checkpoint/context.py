@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from mb_checkpoint.load.select import SkippedCheckpoint
-from mb_checkpoint.save.retention import PruneResult
 from mb_checkpoint.state.adapters import KeyFilter
 
 
@@ -183,8 +182,6 @@ class SavedCheckpoint:
     """Time from the call to the commit; in a background save, training continues during most of it."""
     total_bytes: int = 0
     """Size of the files of all ranks; available on every rank."""
-    pruned: PruneResult = field(default_factory=PruneResult)
-    """Deletion of older checkpoints; available on rank 0."""
 
     @property
     def message(self) -> str:

@@ -28,13 +28,14 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save.async_save import AsyncSave
 from mb_checkpoint.save.background_writer import BackgroundWriter, new_writer
-from mb_checkpoint.save.plan import BackgroundWriterLike, start_in_background
+from mb_checkpoint.save.plan import BackgroundWriterLike, start_in_background, write_and_commit
+from mb_checkpoint.save.pruning import Pruning
+from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.save import (
     PlannerLike,
     destination,
     new_planner,
     plan_save,
-    save_checkpoint,
     writing_group,
 )
 from mb_checkpoint.save.staged_size import estimate_staged_bytes
@@ -85,11 +86,11 @@ class DefaultCheckpointManager:
         self._planner: PlannerLike | None = None
         self._writer: BackgroundWriterLike | None = new_writer(checkpoint_config)
         self._pending: AsyncSave | None = None
+        self._pruning = Pruning(logger.warning)
         self._events: CallbackManagerLike | None = None
         self._local: LocalStoreLike | None = None
         self._verified = VerifiedCache()
         self._mirror = new_mirror(checkpoint_config, log=_log_storage)
-        self._reported: set[tuple[Path, str]] = set()
         self.loaded: LoadedCheckpoint | None = None
 
     def save(
@@ -117,7 +118,7 @@ class DefaultCheckpointManager:
             "clock": self._clock,
         }
         try:
-            saved = self._begin(ctx, options)
+            saved, pruning = self._begin(ctx, options)
         except CheckpointSaveError as error:
             failed = FailedSave(
                 root=self._destination(ctx),
@@ -129,6 +130,8 @@ class DefaultCheckpointManager:
         self._validated = True
         if isinstance(saved, SavedCheckpoint):
             self._report(saved)
+        if pruning is not None:
+            self._pruning.start(pruning, None)
         return saved
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
@@ -148,20 +151,22 @@ class DefaultCheckpointManager:
         """Return the result of the background save, once, at the same call on all ranks; None if there is none yet.
 
         Call it on all ranks the same number of times. Not a collective: while a save is in flight, a call costs a round
-        trip to the store of the process group, otherwise nothing. With `blocking`, waits for the save; with
-        `terminate`, also ends the background process.
+        trip to the store of the process group, otherwise nothing. Rank 0 then deletes old checkpoints in the
+        background. With `blocking`, waits for both; with `terminate`, also ends the background process.
 
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise".
         """
-        result = self._pending.poll(blocking=blocking) if self._pending is not None else None
+        pending = self._pending
+        result = None if pending is None else pending.poll(blocking=blocking)
         try:
-            if result is not None:
+            if pending is not None and result is not None:
                 self._pending = None
-            if isinstance(result, FailedSave):
-                return self._failed(result, cause=None)
-            if result is not None:
+                if isinstance(result, FailedSave):
+                    return self._failed(result, cause=None)
                 self._report(result)
+                self._pruning.start(pending.pruning, self._writer)
+            self._pruning.poll(blocking=blocking or terminate)
             return result
         finally:
             if terminate and self._writer is not None and self._pending is None:
@@ -172,6 +177,7 @@ class DefaultCheckpointManager:
     def close(self) -> None:
         """Kill the background process; a save in flight is lost. For a run that ends with an error."""
         self._pending = None
+        self._pruning.cancel()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -227,13 +233,18 @@ class DefaultCheckpointManager:
                     "checkpoint.async_strategy: nvidia-resiliency-ext 0.6 or newer is not installed. Using mcore."
                 )
 
-    def _begin(self, ctx: CheckpointSaveContext, options: dict[str, Any]) -> SavedCheckpoint | ScheduledSave:
+    def _begin(
+        self, ctx: CheckpointSaveContext, options: dict[str, Any]
+    ) -> tuple[SavedCheckpoint | ScheduledSave, PruneJob | None]:
+        """Save, or start to; return also what is to be deleted after a save that is complete."""
         local = self._local_store(ctx.pg_collection) if ctx.non_persistent_ckpt else None
         if local is not None:
-            return save_local(ctx, self._config, local, clock=self._clock)
-        if self._writer is not None:
-            return self._schedule(ctx, self._writer, options)
-        return save_checkpoint(ctx, self._config, **options, verified=self._verified)
+            return save_local(ctx, self._config, local, clock=self._clock), None
+        plan = plan_save(ctx, self._config, **options, verified=self._verified)
+        if self._writer is None:
+            return write_and_commit(plan, clock=self._clock), plan.job.pruning
+        self._pending, scheduled = start_in_background(plan, self._writer, clock=self._clock)
+        return scheduled, None
 
     def _local_store(self, pg_collection: Any | None) -> LocalStoreLike | None:
         """Return the store of local checkpoints, opened on first use; None if they are not configured."""
@@ -241,27 +252,13 @@ class DefaultCheckpointManager:
             self._local = open_local_store(self._config, CheckpointGroups.of(pg_collection).dp_cp)
         return self._local
 
-    def _schedule(
-        self, ctx: CheckpointSaveContext, writer: BackgroundWriterLike, options: dict[str, Any]
-    ) -> ScheduledSave:
-        plan = plan_save(ctx, self._config, **options, verified=self._verified)
-        self._pending, scheduled = start_in_background(plan, writer, clock=self._clock)
-        return scheduled
-
     def _destination(self, ctx: CheckpointSaveContext) -> Path:
         is_local = ctx.non_persistent_ckpt and self._config.non_persistent_ckpt_type == "local"
         return local_root(self._config) if is_local else destination(ctx, self._config)
 
     def _report(self, saved: SavedCheckpoint) -> None:
-        if dist.get_rank() == 0:
-            if self._log_outcomes:
-                logger.info(saved.message)
-            for path, reason in saved.pruned.not_removed:
-                logger.warning("could not delete the old checkpoint %s: %s", path, reason)
-            for path, reason in saved.pruned.damaged:
-                if (path, reason) not in self._reported:  # each save reports it again
-                    logger.warning("checkpoint %s does not count as one to keep: %s", path, reason)
-                self._reported.add((path, reason))
+        if self._log_outcomes and dist.get_rank() == 0:
+            logger.info(saved.message)
         if self._mirror is not None:
             self._mirror.on_saved(saved.path)
         if self._events is not None:

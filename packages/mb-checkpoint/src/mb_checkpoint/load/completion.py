@@ -65,7 +65,9 @@ def verify_last_checkpoint_on_all_ranks(
     def find_source(rejected: Mapping[Path, str]) -> tuple[Literal["resumed"], SelectedCheckpoint | None]:
         return "resumed", find(rejected)
 
-    return load_intact(find_source, section, lambda _source, chosen, _manifest: chosen)
+    return load_intact(
+        find_source, section, lambda _source, chosen, _verification: chosen, while_reading=False
+    )
 
 
 def resumed_step(section: CheckpointConfig) -> int:

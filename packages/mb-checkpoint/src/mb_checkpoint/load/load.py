@@ -13,7 +13,6 @@ from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.formats.layout import LEGACY, MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
 from mb_checkpoint.formats.legacy import LegacyRestorer, read_legacy
-from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, counters_of
 from mb_checkpoint.formats.metadata import layout_on_all_ranks, read_contents
 from mb_checkpoint.formats.trust import trusted
@@ -29,7 +28,7 @@ from mb_checkpoint.load.sources import (
     load_intact,
     resumes_by_tracker,
 )
-from mb_checkpoint.load.verified_reads import verify_objects_read_first
+from mb_checkpoint.load.verified_reads import Verification, is_read_first, verify_objects
 from mb_checkpoint.local.checkpoints import LocalStoreLike, load_local
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
@@ -99,30 +98,19 @@ def _find_and_load(
     def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:
         return find_checkpoint(config, rejected, may_be_empty=newest is not None)
 
-    # Damage is found while the weights are read, when some are replaced already. The older checkpoint that follows must
-    # replace all of them, so that it is compared strictly in every layout.
-    after_damage = False
-
     def load(
-        source: Source, chosen: SelectedCheckpoint | None, unverified: Manifest | None
+        source: Source, chosen: SelectedCheckpoint | None, verification: Verification
     ) -> LoadedCheckpoint:
-        nonlocal after_damage
         if local is not None and newest is not None and (source != "resumed" or newest >= _step(chosen)):
             return load_local(ctx, config, groups, local.load(), passed=chosen)
         if chosen is not None:
-            section = replace(config, strict_fsdp_dtensor_load=True) if after_damage else config
-            after_damage = True  # if this returns, there is no further call
-            return _load(ctx, section, groups, chosen, resume=source == "resumed", unverified=unverified)
+            resume = source == "resumed"
+            return _load(ctx, config, groups, chosen, resume=resume, verification=verification)
         if base is not None:
             return base
         return LoadedCheckpoint(source="nothing", notes=("no checkpoint found: random weights, step 0",))
 
-    return load_intact(find, config, load, while_reading=_replaces_all(ctx))
-
-
-def _replaces_all(ctx: CheckpointLoadContext) -> bool:
-    """Return whether a load replaces all weights, so that an older checkpoint may follow a damaged one."""
-    return ctx.strict and ctx.adapter_key_filter is None and not ctx.skip_load_to_model_and_opt
+    return load_intact(find, config, load, while_reading=not ctx.skip_load_to_model_and_opt)
 
 
 def _step(chosen: SelectedCheckpoint | None) -> int:
@@ -148,7 +136,9 @@ def _load_base(
     return load_intact(
         lambda rejected: find_pretrained(pretrained, rejected),
         config,
-        lambda _source, chosen, _manifest: _load(base, config, groups, chosen, resume=False),
+        lambda _source, chosen, verification: _load(
+            base, config, groups, chosen, resume=False, verification=verification
+        ),
     )
 
 
@@ -159,14 +149,16 @@ def _load(
     chosen: SelectedCheckpoint,
     *,
     resume: bool,
-    unverified: Manifest | None = None,
+    verification: Verification,
 ) -> LoadedCheckpoint:
     """Load a selected checkpoint: the weights, and with `resume` all other state of the run. Collective."""
     with index_of_all_ranks(chosen.path):
         read_for_all_ranks(chosen.path, lambda: _reject_modelopt_state(chosen.path))
         layout = layout_on_all_ranks(chosen.path)
         # Before the contents, which are unpickled from these objects.
-        read_for_all_ranks(chosen.path, lambda: verify_objects_read_first(chosen.path, unverified))
+        read_for_all_ranks(
+            chosen.path, lambda: verify_objects(chosen.path, verification.manifest, is_read_first)
+        )
         restore, contents = _restorer(ctx, groups, chosen.path, layout=layout)
         counters: dict[str, Any] = {}
         if resume:
@@ -178,7 +170,7 @@ def _load(
             if layout != fsdp.FORMAT:
                 fsdp.reject_torch_dist_checkpoint(ctx.model, chosen.path)
             restorer = restore(
-                ctx, config, groups, chosen.path, contents=contents, resume=resume, unverified=unverified
+                ctx, config, groups, chosen.path, contents=contents, resume=resume, verification=verification
             )
             notes += restorer.run()
     # Only now, because a checkpoint that is rejected above must leave the counters of the run as they were.
@@ -288,13 +280,13 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
         adapter_filter = key_filter if base_filter is None else either(key_filter, all_but(base_filter))
         _load_base(context, config, groups, str(base), adapters=adapter_filter)
 
-    def load(_: Source, chosen: SelectedCheckpoint | None, unverified: Manifest | None) -> SelectedCheckpoint:
+    def load(_: Source, chosen: SelectedCheckpoint | None, verification: Verification) -> SelectedCheckpoint:
         if chosen is None:
             raise CheckpointNotFoundError(f"{path}: no checkpoint. Name a run's checkpoint folder.")
-        _load(context, config, groups, chosen, resume=False, unverified=unverified)
+        _load(context, config, groups, chosen, resume=False, verification=verification)
         return chosen
 
-    return load_intact(find, config, load, while_reading=_replaces_all(context))
+    return load_intact(find, config, load)
 
 
 def _weights_context(model: Any, *, strict: bool, key_filter: KeyFilter | None) -> CheckpointLoadContext:

@@ -8,11 +8,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero
+from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero, read_on_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointReadError, DamagedWhileReadError
-from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.load.param_groups import (
     Policy,
     describe,
@@ -25,7 +24,7 @@ from mb_checkpoint.load.param_groups import (
 )
 from mb_checkpoint.load.selected_weights import is_on_host_of_one_process, read_selected
 from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks, padding_note
-from mb_checkpoint.load.verified_reads import verified_reads
+from mb_checkpoint.load.verified_reads import Verification, verified_reads
 from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
 from mb_checkpoint.megatron.groups import CheckpointGroups
@@ -51,14 +50,14 @@ class StateRestorer:
         *,
         contents: mcore.CheckpointContents,
         resume: bool,
-        unverified: Manifest | None = None,
+        verification: Verification | None = None,
         read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
         self._read = read or self._read_checkpoint
         self._resume = resume
         self._contents = contents
-        self._unverified = unverified
+        self._verification = verification or Verification()
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
@@ -121,6 +120,7 @@ class StateRestorer:
             return
         strict = self._ctx.strict
         model_shapes = merge_over_ranks(mcore.shapes_of(sections))
+        self._verification.overwrite(model_shapes, self._contents.shapes, path=self._path)
         by_rank = gather_on_rank_zero(mcore.padded_tensors(sections))
         differing = check_shapes(
             model_shapes,
@@ -161,14 +161,15 @@ class StateRestorer:
         ctx = self._ctx
         selects_weights = ctx.adapter_key_filter is not None and ctx.optimizer is None and not self._resume
         if selects_weights and is_on_host_of_one_process(requested):
-            return read_selected(requested, self._path)
+            after = "some of it is in the model already"
+            return read_on_all_ranks(self._path, lambda: read_selected(requested, self._path), after=after)
         return mcore.read(requested, self._path, self._groups, config=self._config)
 
     @contextmanager
     def _verified_reads(self, without_state: Sequence[Optimizer]) -> Iterator[None]:
         """Verify what is read in the block; if it is damaged, undo what it created: state of optimizers."""
         try:
-            with verified_reads(self._path, self._unverified):
+            with verified_reads(self._path, self._verification.manifest):
                 yield
         except (CheckpointReadError, DamagedWhileReadError):
             for optimizer in without_state:

@@ -128,6 +128,7 @@ class ShardRestorer(StateRestorer):
             entries = self._optimizer_entries(of_optimizer, **may)
             requested, stored = requested | entries, stored | of_optimizer
             model_shapes |= shapes_of(entries)
+        self._verification.overwrite(model_shapes, stored, path=self._path)
         if lacking := model_shapes.keys() - stored.keys():
             self._leave(f"tensors: the checkpoint lacks {shown(lacking)}; they remain unchanged")
         if not filtered and (more := stored.keys() - model_shapes.keys()):

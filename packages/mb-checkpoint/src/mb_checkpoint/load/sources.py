@@ -32,6 +32,7 @@ from mb_checkpoint.formats.manifest import (
     read_manifest,
 )
 from mb_checkpoint.load.select import SelectedCheckpoint, SkippedCheckpoint, select_checkpoint
+from mb_checkpoint.load.verified_reads import Verification
 from mb_checkpoint.locks import reader_lock
 
 Source = Literal["resumed", "weights", "nothing"]
@@ -42,9 +43,9 @@ T = TypeVar("T")
 def load_intact(
     find: Callable[[Mapping[Path, str]], tuple[Source, Chosen]],
     config: CheckpointConfig,
-    load: Callable[[Source, Chosen, Manifest | None], T],
+    load: Callable[[Source, Chosen, Verification], T],
     *,
-    while_reading: bool = False,
+    while_reading: bool = True,
 ) -> T:
     """Select a checkpoint whose files match the manifest, and load it under a reader lock; return what `load` returns.
 
@@ -53,23 +54,25 @@ def load_intact(
     Args:
         find: Returns the checkpoint to read, given the folders that are known to be damaged. Called on rank 0.
         config: `verify_integrity` selects whether contents are verified, or only sizes.
-        load: Called with the source, the checkpoint, and the manifest of files that `verified_reads` has to verify.
-        while_reading: `load` verifies the data files while it reads them, which saves a second reading. After a
+        load: Called with the source, the checkpoint, and what `verified_reads` has to verify. After a
             DamagedWhileReadError it is called with an older checkpoint, which must replace all that it has changed.
+        while_reading: Let `load` verify the data files while it reads them, which saves a second reading.
 
     Raises:
         CheckpointNotFoundError, IncompleteCheckpointError: Raised by `find`.
     """
     rejected: dict[Path, str] = {}
+    overwritten: set[str] = set()
     while True:
         source, chosen = on_rank_zero(lambda: find(rejected))
         if chosen is None:
-            return load(source, chosen, None)
+            return load(source, chosen, Verification())
         with reader_lock(chosen.path):
             manifest, damage = _verified(chosen.path, config, data_files=not while_reading)
             if damage is None:
                 try:
-                    return load(source, chosen, manifest if while_reading else None)
+                    unverified = manifest if while_reading else None
+                    return load(source, chosen, Verification(manifest=unverified, overwritten=overwritten))
                 except DamagedWhileReadError as error:
                     damage = error.problem
                 except CheckpointReadError:  # on all ranks

@@ -4,9 +4,9 @@ import copy
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,12 @@ from mb_checkpoint.collectives import (
     on_rank_zero,
     own_rank,
 )
-from mb_checkpoint.errors import DamagedCheckpointError, DamagedWhileReadError, first_of
+from mb_checkpoint.errors import (
+    CheckpointShapeError,
+    DamagedCheckpointError,
+    DamagedWhileReadError,
+    first_of,
+)
 from mb_checkpoint.formats.checksums import HASHES
 from mb_checkpoint.formats.manifest import (
     CHUNK_BYTES,
@@ -37,6 +42,35 @@ from mb_checkpoint.formats.unpickling import read_metadata, read_piece
 COMMON_STATE = "common_state/shard_0_1"
 """Name of Megatron's object with the state that is identical on all ranks."""
 ReadData = Callable[[FileSystemReader, LoadPlan, LoadPlanner], Future[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a load has to verify, and what earlier attempts have left."""
+
+    manifest: Manifest | None = None
+    """Manifest of data files that are to be verified while they are read; None: they are, or have none."""
+    overwritten: set[str] = field(default_factory=set)
+    """Tensors that may hold values of checkpoints which turned out to be damaged while they were read."""
+
+    def overwrite(self, requested: Collection[str], stored: Collection[str], *, path: Path) -> None:
+        """Note the tensors that a load overwrites. The names are the same ones on all ranks.
+
+        Args:
+            requested: Tensors of the run.
+            stored: Tensors of the checkpoint.
+            path: Its folder.
+
+        Raises:
+            CheckpointShapeError: The checkpoint lacks a tensor that holds values of a damaged one.
+        """
+        if lacking := sorted(self.overwritten.difference(stored)):
+            raise CheckpointShapeError(
+                f"{path}: lacks {first_of(lacking, ', ')}, which a newer checkpoint has. That one turned out to be "
+                "damaged while it was read, so that the model holds values of it. Start again, and name the checkpoint "
+                "to load."
+            )
+        self.overwritten.update(set(requested).intersection(stored))
 
 
 @contextmanager
@@ -69,11 +103,21 @@ def verified_reads(directory: Path, manifest: Manifest | None) -> Iterator[None]
     reads.finish()
 
 
-def verify_objects_read_first(directory: Path, manifest: Manifest | None) -> None:
-    """Verify the objects of data files that a load reads before the tensors: they decide what it requests.
+def is_read_first(name: str) -> bool:
+    """Return whether a load of Megatron's layouts reads an entry before the tensors, because it decides on these."""
+    return name == COMMON_STATE or name in COMMON
+
+
+def verify_objects(directory: Path, manifest: Manifest | None, wanted: Callable[[str], bool]) -> None:
+    """Verify objects of data files that a load reads before the tensors: they decide what it requests.
 
     torch does not compare the checksums inside its own archives. Where one differs, or there is none, all of the file
     is hashed. Not collective.
+
+    Args:
+        directory: The checkpoint folder.
+        manifest: Its manifest; None: the files are verified already, or have none.
+        wanted: Selects the objects by name.
 
     Raises:
         DamagedCheckpointError: A file differs from the manifest.
@@ -81,7 +125,7 @@ def verify_objects_read_first(directory: Path, manifest: Manifest | None) -> Non
     if manifest is None:
         return
     for entry, piece in (read_metadata(directory).storage_data or {}).items():
-        if entry.fqn in (COMMON_STATE, *COMMON) and not _has_right_checksums(read_piece(directory, piece)):
+        if wanted(entry.fqn) and not _has_right_checksums(read_piece(directory, piece)):
             files = [file for file in manifest.files if file.name == piece.relative_path]
             if problems := find_hash_mismatches(directory, files):
                 raise DamagedCheckpointError(f"{directory}: {first_of(problems)}", problem=first_of(problems))

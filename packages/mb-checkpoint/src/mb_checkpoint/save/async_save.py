@@ -13,7 +13,7 @@ from mb_checkpoint.load.select import tracked_steps
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob
-from mb_checkpoint.save.retention import PruneResult
+from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.worker import JobResult, WriterJob
 
 POLL_SECONDS = 0.01
@@ -71,6 +71,11 @@ class AsyncSave:
         """Step of the save."""
         return self._job.step
 
+    @property
+    def pruning(self) -> PruneJob:
+        """Deletion of old checkpoints, once the save has been reported."""
+        return self._job.pruning
+
     def poll(self, *, blocking: bool) -> SavedCheckpoint | FailedSave | None:
         """Return the result of the save, at the same poll on all ranks; None while it is in progress.
 
@@ -124,19 +129,18 @@ class AsyncSave:
         result = self._writer.result()
         if result is None:
             return None
-        self._finished = result.finished or self._committed(str(result.failure))
+        self._finished = result.finished or self._committed()
         return [f"rank 0: {result.failure}"] if self._finished is None else []
 
-    def _committed(self, failure: str) -> FinalizedSave | None:
-        """Return the checkpoint if the writer failed after its commit, while it deleted old ones."""
+    def _committed(self) -> FinalizedSave | None:
+        """Return the checkpoint if the writer failed after its commit."""
         root, step, path = self._job.root, self._job.step, iteration_directory(self._job.root, self._job.step)
         manifest = None
         if not self._job.staging.exists() and step in tracked_steps(root):
             manifest = read_manifest(path)
         if manifest is None:
             return None
-        pruned = PruneResult(not_removed=((root, failure),))
-        return FinalizedSave(path=path, total_bytes=manifest.total_bytes, pruned=pruned)
+        return FinalizedSave(path=path, total_bytes=manifest.total_bytes)
 
     def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
         job, seconds = self._job, self._clock() - self._began
@@ -151,5 +155,4 @@ class AsyncSave:
             step=job.step,
             seconds=seconds,
             total_bytes=outcome["total_bytes"],
-            pruned=PruneResult() if self._finished is None else self._finished.pruned,
         )

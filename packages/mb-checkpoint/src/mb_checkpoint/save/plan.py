@@ -1,4 +1,4 @@
-"""Planned save: steps 3 to 9 of `save.py`, at once or in the background."""
+"""Planned save: steps 3 to 8 of `save.py`, at once or in the background."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,14 +8,20 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from mb_checkpoint.collectives import RanksFailedError, on_every_rank, on_rank_zero, own_rank
+from mb_checkpoint.collectives import (
+    RanksFailedError,
+    gather_on_rank_zero,
+    on_every_rank,
+    on_rank_zero,
+    own_rank,
+)
 from mb_checkpoint.context import SavedCheckpoint, ScheduledSave, describe_failure
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
 from mb_checkpoint.save.async_save import AsyncSave, AsyncWriterLike
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
-from mb_checkpoint.save.writing import DataFile, write_files, write_result
+from mb_checkpoint.save.writing import DataFile, write_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +60,7 @@ class BackgroundWriterLike(AsyncWriterLike, Protocol):
 
 
 def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedCheckpoint:
-    """Write and commit a planned save. Collective; waits for the disk.
+    """Write and commit a planned save. Collective; waits for the disk. Old checkpoints remain: `job.pruning`.
 
     Args:
         plan: The save.
@@ -65,15 +71,13 @@ def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedChec
     """
     job = plan.job
     with cleaned_up(job.root, job.step, job.staging):
-        # Rank 0 reads the results of all ranks from the folder: it commits only when every rank has written its own.
-        on_every_rank(lambda: write_result(job.staging, plan.rank, write_files(job.staging, plan.files)))
-        finalized = on_rank_zero(lambda: finalize_save(job))
+        results = gather_on_rank_zero(on_every_rank(lambda: write_files(job.staging, plan.files)))
+        finalized = on_rank_zero(lambda: finalize_save(job, results=results))
     return SavedCheckpoint(
         path=finalized.path,
         step=job.step,
         seconds=clock() - plan.began,
         total_bytes=finalized.total_bytes,
-        pruned=finalized.pruned,
     )
 
 

@@ -1,7 +1,7 @@
 """Retention of checkpoints: selection and deletion of old ones."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
@@ -26,6 +26,35 @@ class PruneResult:
     """Folders that did not count among those to keep, because they are damaged, with the reason."""
     kept_best: Path | None = None
     """Folder that was kept only because it is the best by `checkpoint.best_metric`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneJob:
+    """Deletion of old checkpoints that a save leaves, for this process or the writer process."""
+
+    root: Path
+    """Folder with the `iter_*` folders."""
+    step: int
+    """Step that was saved."""
+    keep: int
+    """Number of checkpoints to keep; -1 keeps all."""
+    retain_interval: int | None
+    """Multiples of this step are never deleted."""
+    verified: VerifiedCache = field(default_factory=VerifiedCache)
+    """Checkpoints that this run has found intact or damaged. Of the others only sizes are compared before old ones are
+    deleted: reading them would take longer than the save."""
+
+    def run(self, *, progress: Callable[[int], object] = lambda _files: None) -> PruneResult:
+        """Delete them. Arguments and errors as `prune`."""
+        return prune(
+            self.root,
+            keep=self.keep,
+            protected=self.step,
+            retain_interval=self.retain_interval,
+            verified=self.verified,
+            contents=False,
+            progress=progress,
+        )
 
 
 def prune(  # noqa: PLR0913 - what is deleted, each by name

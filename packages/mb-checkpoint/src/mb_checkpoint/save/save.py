@@ -9,7 +9,7 @@
 3. **Write** (`writing.py`): each rank writes its data files, hashing them on the way, and fsyncs each one. A background
    save does this in the writer process (`background_writer.py`, `worker.py`).
 4. **Gather the results**: `collectives.on_every_rank` in a synchronous save; in a background save, the polls of
-   `async_save.py` through `commit_barrier.py`. Steps 5 to 9 (`finalize.py`) run in one process of rank 0.
+   `async_save.py` through `commit_barrier.py`. Steps 5 to 8 (`finalize.py`) run in one process of rank 0.
 5. **Manifest** (`commit.fsync_and_write_manifest`, `manifest.py`): after torch's index (`.metadata`), hash and fsync
    the small files, then write `manifest.json` with the hash of every file. It is written last, so that its presence
    implies that all other files were there.
@@ -17,11 +17,13 @@
 7. **Rename** (`commit.commit`) to `iter_*`: the checkpoint becomes visible. An older folder of the same step keeps a
    hidden name until the new one is in place.
 8. **Trackers** (`commit.write_trackers`): both are replaced atomically, last, because a load follows them.
-9. **Prune** (`retention.py`): delete old checkpoints only now, so that a failed save never reduces their number.
+9. **Prune** (`pruning.py`, `retention.py`): rank 0 deletes old checkpoints only now, so that a failed save never
+   reduces their number, and once the save has been reported, so that no other rank waits for it.
 
 A process that dies before step 8 leaves the previous checkpoint current.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +45,8 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.plan import SavePlan, cleaned_up, write_and_commit
+from mb_checkpoint.save.pruning import Pruning
+from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.save.state import SaveState, collect_state
 from mb_checkpoint.save.write_plan import WritePlan
@@ -50,6 +54,8 @@ from mb_checkpoint.save.writing import DataFile, Piece
 from mb_checkpoint.state.dataloader import encode_position, position_file_name, positioned
 from mb_checkpoint.state.train_state import encode_train_state
 from mb_checkpoint.versions import installed_versions
+
+logger = logging.getLogger(__name__)
 
 KEPT_NON_PERSISTENT = 2
 """Number of non-persistent checkpoints to keep if all persistent ones are kept."""
@@ -79,7 +85,7 @@ def save_checkpoint(
     """Save a run; on return, the checkpoint is on the disk and the trackers name it.
 
     Collective over all ranks; synchronizes with the device and waits for the disk. The folder must be the same one on
-    every rank.
+    every rank. Rank 0 then deletes old checkpoints, and logs those that it cannot delete.
 
     Args:
         ctx: State to save.
@@ -108,7 +114,9 @@ def save_checkpoint(
         clock=clock,
         verified=verified,
     )
-    return write_and_commit(plan, clock=clock)
+    saved = write_and_commit(plan, clock=clock)
+    Pruning(logger.warning).start(plan.job.pruning, None)
+    return saved
 
 
 def save_model_weights(
@@ -172,10 +180,14 @@ def plan_save(
         world_size=dist.get_world_size(),
         index=plan.index,
         facts=_facts(ctx, config, state),
-        keep=_number_to_keep(ctx, config),
-        retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
+        pruning=PruneJob(
+            root=root,
+            step=state.step,
+            keep=_number_to_keep(ctx, config),
+            retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
+            verified=verified or VerifiedCache(),
+        ),
         checksum=config.checksum,
-        verified=verified or VerifiedCache(),
     )
     files = tuple(replace(file, checksum=config.checksum) for file in (*plan.files, *position))
     return SavePlan(job=job, files=files, rank=dist.get_rank(), began=began)

@@ -17,6 +17,7 @@ import torch
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob, finalize_save
+from mb_checkpoint.save.retention import PruneJob, PruneResult
 from mb_checkpoint.save.staging_buffer import StagingBuffer
 from mb_checkpoint.save.writing import DataFile, WrittenFiles, hash_files, write_files, write_result
 
@@ -47,7 +48,7 @@ class HashJob:
     """Algorithm of the checksums."""
 
 
-WriterJob = WriteJob | HashJob | FinalizeJob
+WriterJob = WriteJob | HashJob | FinalizeJob | PruneJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class JobResult:
     """Reason of a failure."""
     finished: FinalizedSave | None = None
     """Result of a `FinalizeJob`."""
+    pruned: PruneResult | None = None
+    """Result of a `PruneJob`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,8 @@ def _run_job(job: WriterJob, memory: StagingBuffer, count: Callable[[int], None]
     try:
         if isinstance(job, FinalizeJob):
             return JobResult(finished=finalize_save(job, progress=count))
+        if isinstance(job, PruneJob):
+            return JobResult(pruned=job.run(progress=count))
         if isinstance(job, HashJob):
             hashed = hash_files(job.folder, job.rank, algorithm=job.checksum, progress=count)
             written = WrittenFiles(files=hashed + write_files(job.folder, job.files, progress=count).files)

@@ -33,12 +33,15 @@ from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.index import index_of_all_ranks
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.load.sources import Source, load_intact
+from mb_checkpoint.load.verified_reads import Verification
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save.async_save import AsyncSave
 from mb_checkpoint.save.background_writer import new_writer
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.plan import SavePlan, cleaned_up, start_in_background, write_and_commit
+from mb_checkpoint.save.pruning import Pruning
+from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.state.train_state import encode_train_state, read_train_state
 from mb_checkpoint.storage.mirror import load_with_storage, new_mirror
@@ -143,6 +146,7 @@ class TorchCheckpointer:
         self._planner = ShardSavePlanner(self._config)
         self._writer = new_writer(self._config)
         self._pending: AsyncSave | None = None
+        self._pruning = Pruning(self._log)
         self._verified = VerifiedCache()
         self._mirror = new_mirror(self._config, log=self._log)
         self.loaded: LoadedCheckpoint | None = None
@@ -189,9 +193,11 @@ class TorchCheckpointer:
             return ("nothing" if chosen is None else "resumed"), chosen
 
         def load(
-            _: Source, chosen: SelectedCheckpoint | None, _manifest: Manifest | None
+            _: Source, chosen: SelectedCheckpoint | None, verification: Verification
         ) -> LoadedCheckpoint:
-            return LoadedCheckpoint(source="nothing") if chosen is None else self._read(chosen, strict=strict)
+            if chosen is None:
+                return LoadedCheckpoint(source="nothing")
+            return self._read(chosen, strict=strict, verification=verification)
 
         return load_intact(find, config, load)
 
@@ -229,24 +235,27 @@ class TorchCheckpointer:
             failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
             return self._report_failure(failed, cause=error)
         self._report(saved)
+        self._pruning.start(plan.job.pruning, None)
         return saved
 
     def poll(self, *, blocking: bool = False) -> SavedCheckpoint | FailedSave | None:
         """Return the result of the save in the background, once; None while it is in progress, or if there is none.
 
         Not a collective: while a save is in flight, a call costs a round trip to the store of the process group,
-        otherwise nothing. With `blocking`, waits for it.
+        otherwise nothing. Rank 0 then deletes old checkpoints in the background. With `blocking`, waits for both.
 
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise".
         """
-        result = None if self._pending is None else self._pending.poll(blocking=blocking)
-        if result is None:
-            return None
-        self._pending = None
-        if isinstance(result, FailedSave):
-            return self._report_failure(result, cause=None)
-        self._report(result)
+        pending = self._pending
+        result = None if pending is None else pending.poll(blocking=blocking)
+        if pending is not None and result is not None:
+            self._pending = None
+            if isinstance(result, FailedSave):
+                return self._report_failure(result, cause=None)
+            self._report(result)
+            self._pruning.start(pending.pruning, self._writer)
+        self._pruning.poll(blocking=blocking)
         return result
 
     def close(self) -> None:
@@ -274,11 +283,14 @@ class TorchCheckpointer:
                 self._mirror.stop()
 
     def _end_writer(self) -> None:
+        self._pruning.cancel()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _read(self, chosen: SelectedCheckpoint, *, strict: bool) -> LoadedCheckpoint:
+    def _read(
+        self, chosen: SelectedCheckpoint, *, strict: bool, verification: Verification
+    ) -> LoadedCheckpoint:
         path = chosen.path
         manifest = read_for_all_ranks(path, lambda: read_manifest(path))
         if manifest is None or manifest.ckpt_format != FORMAT:
@@ -289,7 +301,9 @@ class TorchCheckpointer:
             )
         counters = read_for_all_ranks(path, lambda: read_train_state(path / TRAIN_STATE))
         with index_of_all_ranks(path):
-            notes = self._state.load(path, with_rng=self._config.load_rng, strict=strict)
+            notes = self._state.load(
+                path, with_rng=self._config.load_rng, strict=strict, verification=verification
+            )
         return LoadedCheckpoint(
             source="resumed",
             step=int(counters["step"]),
@@ -329,18 +343,20 @@ class TorchCheckpointer:
                 },
                 versions=installed_versions("mb-checkpoint", "torch"),
             ),
-            keep=-1 if config.most_recent_k is None else config.most_recent_k,
-            retain_interval=config.save_retain_interval,
+            pruning=PruneJob(
+                root=root,
+                step=step,
+                keep=-1 if config.most_recent_k is None else config.most_recent_k,
+                retain_interval=config.save_retain_interval,
+                verified=self._verified,
+            ),
             checksum=config.checksum,
-            verified=self._verified,
         )
         files = tuple(replace(file, checksum=config.checksum) for file in plan.files)
         return SavePlan(job=job, files=files, rank=own_rank(), began=began)
 
     def _report(self, saved: SavedCheckpoint) -> None:
         self._log(f"saved {saved.path} ({saved.total_bytes / 2**20:.1f} MiB in {saved.seconds:.2f} s)")
-        for path, reason in (*saved.pruned.not_removed, *saved.pruned.damaged):
-            self._log(f"{path}: {reason}")
         if self._mirror is not None:
             self._mirror.on_saved(saved.path)
 

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from mb_checkpoint.collectives import gather, number_of_ranks, own_rank, read_on_all_ranks
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
+from mb_checkpoint.load.verified_reads import Verification, verified_reads, verify_objects
 from mb_checkpoint.megatron.shards import Shard, StoredIndex, read_entries, read_index
 from mb_checkpoint.torch.optimizer import OptimizerPart
 from mb_checkpoint.torch.parts import (
@@ -92,16 +93,25 @@ class TorchState:
             self._replicas_compared = True
         return {**entries, **{name: shard_of(tensor) for name, tensor in tensors.items()}}
 
-    def load(self, folder: Path, *, with_rng: bool, strict: bool = True) -> list[str]:
+    def load(
+        self,
+        folder: Path,
+        *,
+        with_rng: bool,
+        strict: bool = True,
+        verification: Verification | None = None,
+    ) -> list[str]:
         """Restore the state from a checkpoint; return notes on the state that was left unchanged. Collective.
 
         Args:
-            folder: Folder of the checkpoint, whose files have been verified.
+            folder: Folder of the checkpoint.
             with_rng: Restore the random states, if they are stored for this number of ranks.
             strict: Reject a checkpoint with other entries than this run; False leaves those that are missing on one
                 side unchanged.
+            verification: What is to be verified while it is read; None: nothing.
 
         Raises:
+            DamagedWhileReadError: A file differs from the manifest; some of it is in the tensors already.
             CheckpointShapeError: It was made by a run with other objects, or by a model of another shape; nothing was
                 changed.
             CheckpointLayoutError: The state of an object was stored for another number of ranks; nothing was changed.
@@ -109,18 +119,27 @@ class TorchState:
         """
         index = read_on_all_ranks(folder, lambda: read_index(folder))
         notes = self._compare(index, folder=folder, strict=strict)
+        verification = verification or Verification()
+        in_run = {name for part in self._parts for name in part.shapes()}
+        verification.overwrite(in_run, index.shapes, path=folder)
         parts = [*self._parts, RandomPart()] if with_rng else self._parts
         if with_rng and ranks_of(RandomPart.name, index) not in (0, number_of_ranks()):
             notes.append("random state: stored for another number of ranks; this run keeps its own")
         objects = dict.fromkeys(name for part in parts for name in part.objects(index))
-        stored_objects = read_on_all_ranks(folder, lambda: read_entries(folder, objects))
-        tensors: dict[str, Shard] = {}
-        for module in self._modules:
-            tensors |= module.tensors(index)
-        for optimizer in self._optimizers:
-            tensors |= optimizer.tensors(index, stored_objects, folder=folder)
-        after = "some of it is in the model already"
-        read_on_all_ranks(folder, lambda: read_entries(folder, tensors), after=after)
+
+        def read_objects() -> dict[str, Any]:
+            verify_objects(folder, verification.manifest, objects.__contains__)
+            return read_entries(folder, objects)
+
+        with verified_reads(folder, verification.manifest):
+            stored_objects = read_on_all_ranks(folder, read_objects)
+            tensors: dict[str, Shard] = {}
+            for module in self._modules:
+                tensors |= module.tensors(index)
+            for optimizer in self._optimizers:
+                tensors |= optimizer.tensors(index, stored_objects, folder=folder)
+            after = "some of it is in the model already"
+            read_on_all_ranks(folder, lambda: read_entries(folder, tensors), after=after)
         for part in parts:
             part.restore(stored_objects)
         return notes

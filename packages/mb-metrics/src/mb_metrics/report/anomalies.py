@@ -5,20 +5,14 @@ import shlex
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Literal
 
+from mb_metrics.report.accumulators import SlowSteps, Spikes
 from mb_metrics.report.formatting import duration, short
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.series import Series, mean_of
 from mb_metrics.report.time_split import TimeSplit
 
-_WARM_UP = 30
-"""Values before the first one that can be a spike."""
-_LEVEL_STEPS, _NOISE_STEPS = 20, 50
-"""Values over which the usual value is averaged, and the usual difference of two consecutive values."""
 _GAP = 10
 """Steps between two unusual steps that belong to one anomaly."""
 _MOST = 500
@@ -53,7 +47,12 @@ class Anomaly:
 
 
 def find_anomalies(run: RunHistory, split: TimeSplit) -> tuple[Anomaly, ...]:
-    """Return the anomalies of a run in the order of their steps, at most 500.
+    """Return the anomalies of a run; see `AnomalyFinder`."""
+    return AnomalyFinder().find(run, split)
+
+
+class AnomalyFinder:
+    """Search for the anomalies of a run that grows.
 
     A spike of the main loss is a value that exceeds the usual value by 5 % and by 6 times the usual difference of two
     consecutive values, which is the noise without the trend; a spike of the gradient norm is a value of more than 4
@@ -61,12 +60,22 @@ def find_anomalies(run: RunHistory, split: TimeSplit) -> tuple[Anomaly, ...]:
     unusual value enters only in part. A stall is a step that took 8 times the median step and a second longer than it,
     without evaluations, saves and restarts.
     """
-    anomalies = [*_nonfinite(run), *_stalls(run, split)]
-    for name in run.losses[:1]:
-        anomalies += _spikes(name, run.series[name], deviations=6.0, ratio=1.05)
-    if run.grad_norm is not None:
-        anomalies += _spikes("gradient norm", run.grad_norm, deviations=10.0, ratio=4.0)
-    return tuple(sorted(anomalies, key=lambda anomaly: (anomaly.step, anomaly.kind))[:_MOST])
+
+    def __init__(self) -> None:
+        self._of_loss = Spikes(deviations=6.0, ratio=1.05)
+        self._of_grad_norm = Spikes(deviations=10.0, ratio=4.0)
+        self._slow_steps = SlowSteps()
+
+    def find(self, run: RunHistory, split: TimeSplit) -> tuple[Anomaly, ...]:
+        """Return the anomalies in the order of their steps, at most 500. Reads the new rows of a run alone."""
+        anomalies = [*_nonfinite(run), *_stalls(run, split, self._slow_steps)]
+        for name in run.losses[:1]:
+            self._of_loss.update(run.series[name])
+            anomalies += _spikes(name, self._of_loss)
+        if run.grad_norm is not None:
+            self._of_grad_norm.update(run.grad_norm)
+            anomalies += _spikes("gradient norm", self._of_grad_norm)
+        return tuple(sorted(anomalies, key=lambda anomaly: (anomaly.step, anomaly.kind))[:_MOST])
 
 
 def data_command(run: RunHistory, step: int) -> str | None:
@@ -77,34 +86,10 @@ def data_command(run: RunHistory, step: int) -> str | None:
     return shlex.join(["mb", "data", "at", str(folder), "--step", str(step)])
 
 
-def _spikes(name: str, series: Series, *, deviations: float, ratio: float) -> Iterator[Anomaly]:
-    unusual = _unusual_values(series, deviations=deviations, ratio=ratio)
-    for group in _grouped(unusual):
+def _spikes(name: str, spikes: Spikes) -> Iterator[Anomaly]:
+    for group in _grouped(spikes.found):
         (step, _, usual), peak = group[0], max(value for _, value, _ in group)
         yield Anomaly(kind="spike", metric=name, step=step, last_step=group[-1][0], value=peak, usual=usual)
-
-
-def _unusual_values(series: Series, *, deviations: float, ratio: float) -> Iterator[tuple[int, float, float]]:
-    """Yield step, value and usual value of each spike."""
-    first: list[float] = []
-    usual = noise = previous = 0.0
-    for step, value in series:
-        if not math.isfinite(value):
-            continue
-        if len(first) < _WARM_UP:
-            first.append(value)
-            usual, previous = mean_of(first[-10:]), value
-            noise = (
-                median(abs(after - before) for before, after in pairwise(first)) if len(first) > 1 else 0.0
-            )
-            continue
-        above = value - usual
-        if above > deviations * noise and value > usual + (ratio - 1) * abs(usual):
-            yield step, value, usual
-        limit = 3 * noise + 1e-12
-        usual += min(above, limit) / _LEVEL_STEPS  # without a limit below: a loss may fall quickly at first
-        noise += (min(abs(value - previous), limit) - noise) / _NOISE_STEPS
-        previous = value
 
 
 def _nonfinite(run: RunHistory) -> Iterator[Anomaly]:
@@ -114,28 +99,25 @@ def _nonfinite(run: RunHistory) -> Iterator[Anomaly]:
         yield Anomaly(kind="NaN", metric=name, step=first, last_step=last, value=math.nan, usual=None)
 
 
-def _stalls(run: RunHistory, split: TimeSplit) -> Iterator[Anomaly]:
+def _stalls(run: RunHistory, split: TimeSplit, slow_steps: SlowSteps) -> Iterator[Anomaly]:
     usual = split.median_step_seconds
     if usual is None or run.rows_are_intervals:
         return
     ends = [span.end for span in split.waits]
     begins = [span.begin for span in split.attempts]
     lost = [part.end for part in run.redone]
+    limit = max(8 * usual, usual + 1)
     slow: list[tuple[int, float, float]] = []
-    steps, times = run.times.steps, run.times.values
-    for index in range(1, len(steps)):
-        before, after = times[index - 1], times[index]
+    for step, before, after in slow_steps.above(run.times, limit):
         seconds = after - before
-        if not seconds > max(8 * usual, usual + 1) or steps[index] != steps[index - 1] + 1:
-            continue
         if _any_between(begins, before, after) or _any_between(lost, before, after):
             continue
         for span in split.waits[bisect_left(ends, before) :]:
             if span.begin >= after:
                 break
             seconds -= max(0.0, min(span.end, after) - max(span.begin, before))
-        if seconds > max(8 * usual, usual + 1):
-            slow.append((steps[index], seconds, usual))
+        if seconds > limit:
+            slow.append((step, seconds, usual))
     for group in _grouped(slow):
         longest = max(seconds for _, seconds, _ in group)
         yield Anomaly(

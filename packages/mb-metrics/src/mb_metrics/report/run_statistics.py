@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
-from statistics import median, quantiles
 from typing import Literal
 
 from mb_metrics import names
-from mb_metrics.report.anomalies import Anomaly, find_anomalies
+from mb_metrics.report.accumulators import Extremes, FiniteValues, Ratios, SortedValues
+from mb_metrics.report.anomalies import Anomaly, AnomalyFinder
 from mb_metrics.report.formatting import duration
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.series import Series, mean_of
-from mb_metrics.report.time_split import TimeSplit, split_time
+from mb_metrics.report.time_split import TimeSplit, TimeSplitter
 from mb_metrics.run.events import RunEvent, seconds_in
 
 RunStatus = Literal["empty", "running", "silent", "complete", "stopped", "failed"]
@@ -120,38 +120,103 @@ class RunStatistics:
 
 def compute_run_statistics(run: RunHistory, *, now: float, split: TimeSplit | None = None) -> RunStatistics:
     """Return the statistics of a run; `now` is in seconds since the epoch, `split` its time split if precomputed."""
-    split = split or split_time(run)
-    status, reason = run_status(run, split, now=now)
-    step_seconds = _step_times(split.step_seconds)
-    return RunStatistics(
-        name=run.name,
-        source=run.source,
-        status=status,
-        reason=reason,
-        closed=run.closed,
-        steps=run.last_step,
-        total_steps=run.total_steps,
-        losses={name: _loss(run.series[name]) for name in run.losses},
-        validation={name: _loss(series) for name, series in run.validation.items()},
-        step_seconds=step_seconds,
-        tokens_per_second=_tokens_per_second(run, step_seconds, device=""),
-        tokens_per_second_per_device=_tokens_per_second(run, step_seconds, device="device/"),
-        predicted_tokens_per_second_per_device=predicted_speed(run.events),
-        tflops_per_device=_median(run.series.get(names.TFLOPS_PER_DEVICE)),
-        mfu=_median(run.series.get(names.MFU)),
-        peak_memory=_peaks(run),
-        seconds=dict(split.seconds.items()),
-        goodput=split.goodput,
-        saves=_waits(split, "save"),
-        evaluations=_waits(split, "evaluation"),
-        restarts=max(len(split.attempts) - 1 - _continued(run.events), len(run.redone)),
-        redone_steps=split.redone_steps,
-        skipped_steps=int(sum(run.skipped.values)),
-        nonfinite_steps=int(sum(run.nonfinite.values)),
-        seconds_left=seconds_left(run, split) if status == "running" else None,
-        warnings=run_warnings(run, split, status, now=now),
-        anomalies=find_anomalies(run, split),
-    )
+    return IncrementalStatistics().compute(run, now=now, split=split)
+
+
+class IncrementalStatistics:
+    """Statistics of a run that grows: each call reads the rows since the last one, and all of them after a restart."""
+
+    def __init__(self) -> None:
+        self._splitter = TimeSplitter()
+        self._finder = AnomalyFinder()
+        self._extremes: dict[str, Extremes] = {}
+        self._values: dict[str, FiniteValues] = {}
+        self._tokens: dict[str, Ratios] = {}
+
+    def compute(self, run: RunHistory, *, now: float, split: TimeSplit | None = None) -> RunStatistics:
+        """Return the statistics of the data so far. Arguments as `compute_run_statistics`."""
+        split = split or self._splitter.split(run)
+        status, reason = run_status(run, split, now=now)
+        step_seconds = _step_times(split.step_seconds)
+        return RunStatistics(
+            name=run.name,
+            source=run.source,
+            status=status,
+            reason=reason,
+            closed=run.closed,
+            steps=run.last_step,
+            total_steps=run.total_steps,
+            losses={name: self._loss(name, run.series[name]) for name in run.losses},
+            validation={
+                name: self._loss(f"validation {name}", series) for name, series in run.validation.items()
+            },
+            step_seconds=step_seconds,
+            tokens_per_second=self._tokens_per_second(run, step_seconds, device=""),
+            tokens_per_second_per_device=self._tokens_per_second(run, step_seconds, device="device/"),
+            predicted_tokens_per_second_per_device=predicted_speed(run.events),
+            tflops_per_device=self._median(run, names.TFLOPS_PER_DEVICE),
+            mfu=self._median(run, names.MFU),
+            peak_memory=self._peaks(run),
+            seconds=dict(split.seconds.items()),
+            goodput=split.goodput,
+            saves=_waits(split, "save"),
+            evaluations=_waits(split, "evaluation"),
+            restarts=max(len(split.attempts) - 1 - _continued(run.events), len(run.redone)),
+            redone_steps=split.redone_steps,
+            skipped_steps=int(sum(run.skipped.values)),
+            nonfinite_steps=int(sum(run.nonfinite.values)),
+            seconds_left=seconds_left(run, split) if status == "running" else None,
+            warnings=run_warnings(run, split, status, now=now),
+            anomalies=self._finder.find(run, split),
+        )
+
+    def _loss(self, name: str, series: Series) -> LossStatistics:
+        found = self._extremes.setdefault(name, Extremes())
+        found.update(series)
+        recent = [value for value in series.values[-_RECENT:] if math.isfinite(value)]
+        return LossStatistics(
+            first=found.first,
+            last=series.last,
+            lowest=found.lowest[0] if found.lowest else None,
+            lowest_step=found.lowest[1] if found.lowest else None,
+            recent_mean=mean_of(recent) if recent else None,
+            recent_steps=min(_RECENT, len(series)),
+        )
+
+    def _tokens_per_second(
+        self, run: RunHistory, step: StepTimeStatistics | None, *, device: str
+    ) -> float | None:
+        """Return the tokens per second of the median step.
+
+        The recorded rate is a mean over a window of steps, which may be longer than a run has steps between two pauses.
+        """
+        name = f"throughput/{device}tokens_per_sec"
+        tokens, steps = run.series.get(name), run.series.get(f"throughput/{device}batches_per_sec")
+        per_step = None
+        if tokens is not None and steps is not None:
+            per_step = self._tokens.setdefault(device, Ratios()).of(tokens, steps)
+        if per_step is None or step is None or not step.median:
+            return self._median(run, name)
+        return per_step.median / step.median if per_step.median is not None else None
+
+    def _median(self, run: RunHistory, name: str) -> float | None:
+        series = run.series.get(name)
+        if series is None:
+            return None
+        values = self._values.setdefault(name, FiniteValues())
+        values.update(series)
+        return values.sorted.median
+
+    def _peaks(self, run: RunHistory) -> dict[str, float]:
+        peaks = {}
+        for name, series in run.series.items():
+            if not is_memory(name):
+                continue
+            found = self._extremes.setdefault(f"peak {name}", Extremes())
+            found.update(series)
+            if found.highest is not None:
+                peaks[name] = found.highest
+        return peaks
 
 
 def predicted_speed(events: Sequence[RunEvent]) -> float | None:
@@ -260,59 +325,16 @@ def _steps(count: int) -> str:
     return "one step" if count == 1 else f"{count:,} steps"
 
 
-def _loss(series: Series) -> LossStatistics:
-    finite = list(series.finite())
-    lowest = min(finite, key=lambda pair: pair[1], default=None)
-    recent = [value for value in series.values[-_RECENT:] if math.isfinite(value)]
-    return LossStatistics(
-        first=finite[0][1] if finite else None,
-        last=series.values[-1] if len(series) else None,
-        lowest=lowest[1] if lowest else None,
-        lowest_step=lowest[0] if lowest else None,
-        recent_mean=mean_of(recent) if recent else None,
-        recent_steps=min(_RECENT, len(series)),
-    )
-
-
-def _step_times(seconds: Sequence[float]) -> StepTimeStatistics | None:
-    if not seconds:
+def _step_times(seconds: SortedValues) -> StepTimeStatistics | None:
+    if not len(seconds):
         return None
-    parts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
     return StepTimeStatistics(
-        median=parts[9],
-        mean=math.fsum(seconds) / len(seconds),
-        low=parts[0],
-        high=parts[18],
-        longest=max(seconds),
+        median=seconds.percentile(50),
+        mean=seconds.mean,
+        low=seconds.percentile(5),
+        high=seconds.percentile(95),
+        longest=seconds.highest,
     )
-
-
-def _tokens_per_second(run: RunHistory, step: StepTimeStatistics | None, *, device: str) -> float | None:
-    """Return the tokens per second of the median step.
-
-    The recorded rate is a mean over a window of steps, which may be longer than a run has steps between two pauses.
-    """
-    tokens = run.series.get(f"throughput/{device}tokens_per_sec")
-    steps = run.series.get(f"throughput/{device}batches_per_sec")
-    if tokens is None or steps is None or tokens.steps != steps.steps or step is None or not step.median:
-        return _median(tokens)
-    pairs = zip(tokens.values, steps.values, strict=True)
-    per_step = [a / b for a, b in pairs if math.isfinite(a) and math.isfinite(b) and b > 0]
-    return median(per_step) / step.median if per_step else None
-
-
-def _median(series: Series | None) -> float | None:
-    values = [value for _, value in series.finite()] if series is not None else []
-    return median(values) if values else None
-
-
-def _peaks(run: RunHistory) -> dict[str, float]:
-    peaks = {}
-    for name, series in run.series.items():
-        values = [value for _, value in series.finite()] if is_memory(name) else []
-        if values:
-            peaks[name] = max(values)
-    return peaks
 
 
 def is_memory(name: str) -> bool:

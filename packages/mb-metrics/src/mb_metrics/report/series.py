@@ -15,6 +15,8 @@ class Series:
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
+    cuts: int = 0
+    """Number of times that values were removed."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -35,7 +37,12 @@ class Series:
     def cut_from(self, step: int) -> None:
         """Remove the values of this step and later steps."""
         end = bisect_left(self.steps, step)
+        self.cuts += end < len(self.steps)
         del self.steps[end:], self.values[end:]
+
+    def since(self, index: int) -> Iterator[tuple[int, float]]:
+        """Yield steps and values from a position on."""
+        return zip(self.steps[index:], self.values[index:], strict=True)
 
     def finite(self) -> Iterator[tuple[int, float]]:
         """Yield the steps with finite values."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mb_metrics.names import ITERATION_TIME
+from mb_metrics.report.accumulators import SortedValues
 from mb_metrics.report.run_history import DiscardedSteps, RunHistory
+from mb_metrics.report.series import Series
 from mb_metrics.run.events import RunEvent, seconds_in
 
 TimeKind = Literal["training", "evaluating", "saving", "starting", "lost", "other", "stopped"]
@@ -41,7 +41,7 @@ class TimeSplit:
 
     seconds: dict[TimeKind, float]
     """"lost" is work that was discarded and repeated, and the time from an unrecorded end to the restart."""
-    step_seconds: array[float] = field(default_factory=lambda: array("d"))
+    step_seconds: SortedValues = field(default_factory=SortedValues)
     """Time of each step, excluding the first step after a start; the mean for a row that represents several steps."""
     waits: list[TimeSpan] = field(default_factory=list)
     """Evaluations and saves that blocked training."""
@@ -63,7 +63,7 @@ class TimeSplit:
     @property
     def median_step_seconds(self) -> float | None:
         """Median step time; None before the second step."""
-        return median(self.step_seconds) if self.step_seconds else None
+        return self.step_seconds.median
 
 
 _ORDERS = {"evaluation": 1, "save": 2, "stop": 3}
@@ -98,9 +98,7 @@ def split_time(run: RunHistory) -> TimeSplit:
     recorded its `seconds`, only those are attributed to it. The time of the first step after a start that exceeds the
     median step time counts as "starting". Records without a time are ignored.
     """
-    split = TimeSplit(seconds=dict.fromkeys([*KINDS, "stopped"], 0.0))
-    _TimeSplitter(run, split).work()
-    return split
+    return TimeSplitter().split(run)
 
 
 def _events(run: RunHistory) -> list[_Moment]:
@@ -126,35 +124,89 @@ def _mark(event: RunEvent) -> _Moment:
     )
 
 
-def _rows(run: RunHistory) -> Iterator[_Moment]:
-    return (_Moment(time, 0, "row", step, None) for step, time in run.times if math.isfinite(time))
+class TimeSplitter:
+    """Split of the time of a run that grows: a call reads the new rows, all of them after a restart of the run."""
 
-
-class _TimeSplitter:
-    def __init__(self, run: RunHistory, split: TimeSplit) -> None:
-        self._run = run
-        self._split = split
-        self._iteration_time = dict(run.series[ITERATION_TIME]) if ITERATION_TIME in run.series else {}
-        self._untimed = _untimed(run) if run.rows_are_intervals else {}
-        self._events = _events(run)
-        self._redone = [*run.redone, *_discarded_steps(run, self._events)]
-        self._last_row: int | None = None
+    def __init__(self) -> None:
+        self._times: Series | None = None
+        self._iteration_times: Series | None = None
+        self._are_intervals = False
+        self._events: list[_Moment] = []
+        self._redone: list[DiscardedSteps] = []
+        self._rows = self._cuts = 0
+        self._untimed: dict[int, TimeKind] = {}
         self._first_steps: list[float] = []
+        self._new_step_seconds: list[float] = []
+        self._previous: _Moment | None = None
+        self._last_row: int | None = None
         self._attempt: tuple[float, int | None] | None = None
+        self._split = TimeSplit(seconds={})
 
-    def work(self) -> None:
-        """Process the records in the order of time."""
-        previous: _Moment | None = None
-        for mark in heapq.merge(_rows(self._run), self._events):
-            if previous is None:
+    def split(self, run: RunHistory) -> TimeSplit:
+        """Return the seconds so far; see `split_time`. The next call changes `step_seconds` and `waits` of it."""
+        events = _events(run)
+        redone = [*run.redone, *_discarded_steps(run, events)]
+        if not self._continues(run, events, redone):
+            self._start(run.times, redone)
+        rows = [
+            _Moment(time, 0, "row", step, None)
+            for step, time in run.times.since(self._rows)
+            if math.isfinite(time)
+        ]
+        new_events = events[len(self._events) :]
+        earliest = min([*rows, *new_events], default=None)
+        if self._previous is not None and earliest is not None and earliest < self._previous:
+            self._times = None  # a late record, which belongs among those that were read
+            return self.split(run)
+        self._events, self._rows = events, len(run.times)
+        self._iteration_times = run.series.get(ITERATION_TIME)
+        self._are_intervals = run.rows_are_intervals
+        self._untimed = _untimed(run) if run.rows_are_intervals else {}
+        for mark in heapq.merge(rows, new_events):
+            if self._previous is None:
                 self._begin(mark, mark.seconds if mark.begins and mark.seconds else 0.0)
             else:
-                self._between(previous, mark)
-            previous = mark
-        if previous is not None:
-            self._end_attempt(previous)
-        self._settle_first_steps()
-        self._split.redone_steps = sum(part.steps for part in self._redone)
+                self._between(self._previous, mark)
+            self._previous = mark
+        self._split.step_seconds.add(self._new_step_seconds)
+        self._new_step_seconds = []
+        return self._result()
+
+    def _continues(
+        self, run: RunHistory, events: Sequence[_Moment], redone: Sequence[DiscardedSteps]
+    ) -> bool:
+        """Return whether a run has what was read of it, and more."""
+        return (
+            run.times is self._times
+            and run.times.cuts == self._cuts
+            and not run.rows_are_intervals
+            and events[: len(self._events)] == self._events
+            and redone == self._redone
+        )
+
+    def _start(self, times: Series, redone: list[DiscardedSteps]) -> None:
+        self._times, self._cuts, self._rows = times, times.cuts, 0
+        self._split = TimeSplit(seconds=dict.fromkeys([*KINDS, "stopped"], 0.0))
+        self._events, self._redone = [], redone
+        self._first_steps, self._new_step_seconds = [], []
+        self._previous = self._last_row = self._attempt = None
+
+    def _result(self) -> TimeSplit:
+        """Return the split as if the last record were the end."""
+        split = replace(
+            self._split,
+            seconds=dict(self._split.seconds),
+            attempts=list(self._split.attempts),
+            redone_steps=sum(part.steps for part in self._redone),
+        )
+        if self._previous is not None and self._attempt is not None:
+            split.attempts.append(_attempt(self._attempt, self._previous))
+        usual = split.median_step_seconds
+        for seconds in self._first_steps:
+            training = seconds if usual is None else min(usual, seconds)
+            split.seconds["training"] += training
+            split.seconds["starting"] += seconds - training
+        return split
 
     def _begin(self, mark: _Moment, seconds: float) -> None:
         self._split.seconds["starting"] += seconds
@@ -201,20 +253,20 @@ class _TimeSplitter:
     def _row(self, previous: _Moment, mark: _Moment, delta: float) -> None:
         step = mark.step or 0
         steps = 1 if self._last_row is None else max(1, step - self._last_row)
-        step_seconds = self._iteration_time.get(step, math.nan)
-        if math.isfinite(step_seconds) and (self._run.rows_are_intervals or steps > 1):
+        step_seconds = _value_at(self._iteration_times, step)
+        if math.isfinite(step_seconds) and (self._are_intervals or steps > 1):
             training = min(step_seconds * steps, delta)
             rest: TimeKind = (
                 "starting" if previous.begins else self._untimed.get(self._last_row or 0, "other")
             )
             self._add("training", training)
             self._add(rest, delta - training)
-            self._split.step_seconds.append(step_seconds)
+            self._new_step_seconds.append(step_seconds)
         elif previous.begins:
             self._first_steps.append(delta)
         else:
             self._add("training", delta)
-            self._split.step_seconds.append(delta / steps)
+            self._new_step_seconds.append(delta / steps)
         self._last_row = step
 
     def _wait(self, mark: _Moment, seconds: float) -> None:
@@ -234,19 +286,25 @@ class _TimeSplitter:
 
     def _end_attempt(self, last: _Moment) -> None:
         if self._attempt is not None:
-            begin, step = self._attempt
-            kind = "stopped" if last.kind == "stop" else "killed"
-            self._split.attempts.append(TimeSpan(kind=kind, begin=begin, end=last.time, step=step))
-
-    def _settle_first_steps(self) -> None:
-        usual = self._split.median_step_seconds
-        for seconds in self._first_steps:
-            training = seconds if usual is None else min(usual, seconds)
-            self._add("training", training)
-            self._add("starting", seconds - training)
+            self._split.attempts.append(_attempt(self._attempt, last))
 
     def _add(self, kind: TimeKind, seconds: float) -> None:
         self._split.seconds[kind] += seconds
+
+
+def _attempt(begin: tuple[float, int | None], last: _Moment) -> TimeSpan:
+    """Return the span of an attempt from its begin to its last record."""
+    kind = "stopped" if last.kind == "stop" else "killed"
+    return TimeSpan(kind=kind, begin=begin[0], end=last.time, step=begin[1])
+
+
+def _value_at(series: Series | None, step: int) -> float:
+    """Return the value of a series at a step; NaN if it has none."""
+    if series is None:
+        return math.nan
+    index = bisect_left(series.steps, step)
+    found = index < len(series) and series.steps[index] == step
+    return series.values[index] if found else math.nan
 
 
 def _untimed(run: RunHistory) -> dict[int, TimeKind]:
@@ -285,11 +343,5 @@ def _attempt_before(events: Sequence[_Moment]) -> Sequence[_Moment]:
 
 
 def _time_of(run: RunHistory, step: int) -> float | None:
-    index = bisect_left(run.times.steps, step)
-    if (
-        index == len(run.times)
-        or run.times.steps[index] != step
-        or not math.isfinite(run.times.values[index])
-    ):
-        return None
-    return run.times.values[index]
+    time = _value_at(run.times, step)
+    return time if math.isfinite(time) else None

@@ -9,7 +9,8 @@ from mb_metrics.report.formatting import duration, percent, short
 from mb_metrics.report.html_tables import peak_memory_text, status_text
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_reader import RunReader
-from mb_metrics.report.run_statistics import RunStatistics, RunStatus, compute_run_statistics
+from mb_metrics.report.run_statistics import IncrementalStatistics, RunStatistics, RunStatus
+from mb_metrics.report.series import Series
 from mb_metrics.report.text_plot import text_plot
 from mb_metrics.report.time_split import KINDS
 from mb_metrics.report.timeline import WORDS
@@ -30,8 +31,8 @@ def watch_text(run: RunHistory, *, now: float, width: int = 80, height: int = 24
     `now` is in seconds since the epoch. The plot takes the lines of `height` that the rest leaves. With `plain`, the
     text is ASCII.
     """
-    statistics = compute_run_statistics(run, now=now)
-    return _frame(run, statistics, width=width, height=height, plain=plain)
+    statistics = IncrementalStatistics().compute(run, now=now)
+    return _frame(run, statistics, _GrowingPlot(), width=width, height=height, plain=plain)
 
 
 def watch_frames(
@@ -45,8 +46,9 @@ def watch_frames(
 ) -> Iterator[str]:
     """Yield the text of a run at intervals, until the run is finished.
 
-    A silent run is not treated as finished: it may be in a long step, or may be restarted. If reading is slow, the
-    interval is extended to four times the duration of a read, which limits the load.
+    A silent run is not treated as finished: it may be in a long step, or may be restarted. A text costs the rows that
+    are new, and all of them after a restart of the run. If reading is slow, the interval is extended to four times the
+    duration of a read, which limits the load.
 
     Args:
         reader: Reader of the run.
@@ -56,19 +58,40 @@ def watch_frames(
         sleep: Function that waits for a number of seconds.
         plain: ASCII only.
     """
+    incremental, plot = IncrementalStatistics(), _GrowingPlot()
     while True:
         begin = clock()
         reader.poll()
         run = reader.run()
-        statistics = compute_run_statistics(run, now=begin)
+        statistics = incremental.compute(run, now=begin)
         width, height = size()
-        yield _frame(run, statistics, width=width, height=height, plain=plain)
+        yield _frame(run, statistics, plot, width=width, height=height, plain=plain)
         if statistics.status in FINISHED:
             return
         sleep(max(seconds, 4 * (clock() - begin)))
 
 
-def _frame(run: RunHistory, statistics: RunStatistics, *, width: int, height: int, plain: bool) -> str:
+class _GrowingPlot:
+    """Plot of a series, which is drawn again once the series has grown by half a column."""
+
+    def __init__(self) -> None:
+        self._drawn: tuple[Series, int, int, int, bool] | None = None
+        self._length = 0
+        self._lines: list[str] = []
+
+    def lines(self, series: Series, *, width: int, height: int, plain: bool) -> list[str]:
+        """Return the lines; see `text_plot`."""
+        wanted = series, series.cuts, width, height, plain
+        same = self._drawn is not None and self._drawn[0] is series and self._drawn[1:] == wanted[1:]
+        if not same or 2 * width * (len(series) - self._length) > self._length:
+            self._lines = text_plot(series, width=width, height=height, plain=plain)
+            self._drawn, self._length = wanted, len(series)
+        return self._lines
+
+
+def _frame(
+    run: RunHistory, statistics: RunStatistics, drawn: _GrowingPlot, *, width: int, height: int, plain: bool
+) -> str:
     head = [f"{run.name}: {status_text(statistics)}", _progress(statistics, width=width, plain=plain), ""]
     tail = [
         *_grid(_cells(run, statistics), width=width),
@@ -80,7 +103,7 @@ def _frame(run: RunHistory, statistics: RunStatistics, *, width: int, height: in
     plot: list[str] = []
     if name is not None:
         room = max(4, height - len(head) - len(tail) - 3)
-        plot = [name, *text_plot(run.series[name], width=width, height=room, plain=plain), ""]
+        plot = [name, *drawn.lines(run.series[name], width=width, height=room, plain=plain), ""]
     text = "\n".join(_fitted(line, width) for line in (*head, *plot, *tail))
     return text.encode("ascii", "replace").decode() if plain else text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +64,7 @@ class SortedValues:
         return first if not part else (first * (100 - part) + self._values[below + 1] * part) / 100
 
 
-class Accumulator:
+class Accumulator(ABC):
     """State over a series, read once; it starts again for another series, and for one that was cut."""
 
     def __init__(self) -> None:
@@ -78,13 +79,13 @@ class Accumulator:
         self.add(series.since(self._read))
         self._read = len(series)
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget all values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, new: Iterable[tuple[int, float]]) -> None:
         """Add steps and values."""
-        raise NotImplementedError
 
 
 class FiniteValues(Accumulator):

@@ -209,10 +209,17 @@ def step(
     cut: Cut,
     form: Any,
 ) -> dict[str, float]:
-    """Take one step of plain gradient descent, whose change of the weights is the gradient."""
+    """Take one step of plain gradient descent, whose change of the weights is the gradient, clipped by its norm."""
     transformer = provider.transformer
     model = wrap_ddp(chunks, DistributedDataParallelConfig(grad_reduce_in_fp32=True), pg_collection=groups)
-    settings = OptimizerConfig(optimizer="sgd", lr=50.0, sgd_momentum=0.0, weight_decay=0.0, clip_grad=0.0)
+    settings = OptimizerConfig(
+        optimizer="sgd",
+        lr=5000.0,
+        sgd_momentum=0.0,
+        weight_decay=0.0,
+        clip_grad=1e-2,
+        log_num_zeros_in_grad=True,
+    )
     optimizer = get_megatron_optimizer(settings, model, use_gloo_process_groups=False)
     transformer.finalize_model_grads_func = finalize_model_grads
     transformer.grad_scale_func = optimizer.scale_loss
@@ -230,8 +237,9 @@ def step(
         micro_batch_size=1 if cut.form == "packs" else cut.micro_batch,
         forward_only=False,
     )
-    assert optimizer.step()[0]
-    logged: dict[str, float] = {}
+    updated, norm, zeros = optimizer.step()
+    assert updated
+    logged: dict[str, float] = {"grad norm": float(norm), "zeros": float(zeros)}
     if reports:
         total = torch.stack([report["lm loss"] for report in reports]).sum(0)
         torch.distributed.all_reduce(total, group=groups.dp_cp)

@@ -28,6 +28,7 @@ BIAS = {
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
 }
+SHARED = {"moe_shared_expert_intermediate_size": 24, "moe_shared_expert_gate": True}
 SEQUENCES = {**STRONG, "moe_router_load_balancing_type": "seq_aux_loss"}
 AHEAD = {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 1.0}
 MODELS: Mapping[str, FamilyCase] = {
@@ -39,6 +40,7 @@ MODELS: Mapping[str, FamilyCase] = {
         family="GPT", model={**STRONG, "moe_router_load_balancing_type": "global_aux_loss"}
     ),
     "expert bias": FamilyCase(family="GPT", model=BIAS),
+    "shared experts": FamilyCase(family="GPT", model={**SEQUENCES, **SHARED}),
     "MTP": FamilyCase(family="GPT", model=AHEAD),
     "MTP with experts": FamilyCase(family="GPT", model={**SEQUENCES, **AHEAD, "mtp_num_layers": 1}),
     "means of microbatches": FamilyCase(

@@ -8,6 +8,7 @@ import pytest
 
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
 from mb_trainer.bridge import AutoBridge
+from mb_trainer.bridge.auto_bridge import ELSEWHERE
 from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider, T5ModelProvider
 from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
 from mb_trainer.bridge.recipes.utils.dataset_utils import (
@@ -88,10 +89,28 @@ def test_options_of_from_hf_pretrained_have_an_effect_or_are_an_error(folder):
     assert (section.params_dtype, section.fp16, section.bf16) == ("float16", True, False)
     with pytest.raises(TypeError, match="has no option device_map"):
         AutoBridge.from_hf_pretrained(folder, device_map="cuda", cache_dir="/tmp")
-    with pytest.raises(TypeError, match="has no option torch_dtype"):
-        AutoBridge.import_ckpt(folder, folder / "out", torch_dtype="bfloat16")
+    for options in ({"torch_dtype": "torch.float16"}, {"device_map": "cuda"}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}: .* is not supported"):
+            AutoBridge.import_ckpt(folder, folder / "out", **options)
     with pytest.raises(HuggingFaceFolderError, match=r"has no \*.safetensors. Pass the folder"):
         AutoBridge.import_ckpt(folder, folder / "out", trust_remote_code=True)
+
+
+def test_a_member_that_is_missing_names_its_replacement(folder):
+    bridge = AutoBridge.from_hf_pretrained(folder)
+    for name, text in {**ELSEWHERE, "none": "0.6.2 has no such member either"}.items():
+        with pytest.raises(AttributeError, match="not in this trainer") as caught:
+            getattr(bridge, name)
+        assert text in str(caught.value)
+    assert not hasattr(bridge, "push_to_hub")
+
+
+def test_a_checkpoint_is_exported_in_the_format_of_a_model(folder, tmp_path):
+    assert (
+        AutoBridge.from_auto_config(tmp_path, folder).config == AutoBridge.from_hf_pretrained(folder).config
+    )
+    with pytest.raises(HuggingFaceFolderError, match="none: does not exist"):
+        AutoBridge.from_auto_config(tmp_path / "none", folder)
 
 
 def test_what_cannot_be_converted_or_found_is_one_line(folder, monkeypatch):

@@ -16,11 +16,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from mb_launch import WorldError  # noqa: E402
 from mb_trainer.bridge import AutoBridge  # noqa: E402
-from mb_trainer.bridge.distributed_model import OPEN  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 from mb_trainer.bridge.models.conversion import weights_verification_table  # noqa: E402
 from mb_trainer.bridge.models.decorators import torchrun_main  # noqa: E402
 from mb_trainer.bridge.models.hf_pretrained.utils import is_safe_repo  # noqa: E402
+from mb_trainer.bridge.training.initialize import destroy_global_state  # noqa: E402
 from mb_trainer.bridge.utils import common_utils, slurm_utils  # noqa: E402
 from mb_trainer.config import DistributedDataParallelConfig  # noqa: E402
 
@@ -69,7 +69,7 @@ assert all(torch.equal(a, b) for a, b in zip(model[0].parameters(), loaded[0].pa
 @pytest.fixture(autouse=True)
 def _groups():
     yield
-    OPEN.close()
+    destroy_global_state()
 
 
 @pytest.fixture(params=CONFIGS)

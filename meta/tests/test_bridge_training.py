@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import mb_guard
 import mb_host
@@ -494,10 +495,12 @@ def test_a_container_computes_what_follows_from_its_settings_before_it_checks_th
         config.validate()
 
 
-def test_a_container_of_the_user_is_written_and_read(tmp_path):
+def test_a_container_of_the_user_is_written_and_read(tmp_path, capsys):
     config = MyContainer(**resolved().sections(), note="mine")
     config.to_yaml(tmp_path / "config.yaml")
     assert MyContainer.from_yaml(tmp_path / "config.yaml", REGISTRY.classes).note == "mine"
+    config.print_yaml()
+    assert yaml.safe_load(capsys.readouterr().out)["note"] == "mine"
 
 
 def test_an_event_is_fired_if_there_is_a_listener():

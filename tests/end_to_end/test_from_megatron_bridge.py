@@ -51,7 +51,9 @@ def test_its_scripts_train_with_their_forward_step_and_callback_then_finetune(tm
     assert [line.split(":")[0] for line in printed.splitlines() if line.startswith("step ")] == [
         f"step {number}" for number in range(1, 7)
     ]
-    assert [row["step"] for row in metrics(tmp_path / "runs" / "run") if "lm loss" in row] == [*range(1, 7)]
+    assert [row["step"] for row in metrics(tmp_path / "runs" / "recipe") if "lm loss" in row] == [
+        *range(1, 7)
+    ]
     run_script(RECIPE.with_name("finetune.py"), tmp_path)
     losses = [row["lm loss"] for row in metrics(tmp_path / "runs" / "counting") if "lm loss" in row]
     assert len(losses) == 5

@@ -1,6 +1,6 @@
 """LoRA finetuning in the style of Megatron-Bridge: `megatron.bridge` became `mb_trainer.bridge` in the imports.
 
-`python recipe.py` first, which trains the model in runs/run, then `python finetune.py`: adapters in runs/counting.
+`python recipe.py` first, which trains the model in runs/recipe, then `python finetune.py`: adapters in runs/counting.
 """
 
 import json
@@ -52,7 +52,7 @@ def finetune_config() -> ConfigContainer:
         dataset=FinetuningDatasetConfig(seq_length=64, dataset_root=str(DATA), num_workers=0),
         logger=LoggerConfig(log_interval=1),
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=255),
-        checkpoint=CheckpointConfig(save_interval=5, pretrained_checkpoint="runs/run/checkpoints"),
+        checkpoint=CheckpointConfig(save_interval=5, pretrained_checkpoint="runs/recipe/checkpoints"),
         rng=RNGConfig(seed=5678),
         peft=LoRA(dim=8, alpha=16, target_modules=["linear_qkv", "linear_proj"]),
         mixed_precision=bf16_mixed(),

@@ -103,6 +103,12 @@ def test_a_field_that_megatron_does_not_have_is_rejected(monkeypatch):
         to_megatron(DistributedDataParallelConfig(nccl_ub=True))
 
 
+def test_an_object_of_megatron_is_returned_itself():
+    megatrons = MegatronDDPConfig(overlap_grad_reduce=True)
+    assert to_megatron(megatrons, bucket_size=7) is megatrons
+    assert (megatrons.overlap_grad_reduce, megatrons.bucket_size) == (True, 7)
+
+
 def test_a_section_without_a_counterpart():
     with pytest.raises(TypeError, match="RNGConfig: cannot be converted to a dataclass"):
         to_megatron(RNGConfig())

@@ -163,6 +163,7 @@ def unsupported(case: str) -> None:
         "ignored": lambda: host_layer_spec(config(qk_l2_norm=True)),
         "ignored in a block": lambda: host_block_spec(config(fused_residual_rmsnorm=True), pp_rank=0),
         "bias": lambda: attention(HostCoreAttention)(*(torch.ones(2, 1, 4, 8),) * 3, None, attention_bias=1),
+        "mask": lambda: attention(HostCoreAttention)(*(torch.ones(2, 1, 4, 8),) * 3, torch.ones(1, 2).long()),
         "packed": lambda: attention(HostCoreAttention)(
             *(torch.ones(2, 4, 8),) * 3, torch.ones(2, 2), packed_seq_params=PackedSeqParams()
         ),

@@ -94,6 +94,7 @@ def test_norms_have_the_checkpoint_names_of_transformer_engine(one_rank):
         ("ignored", "model.qk_l2_norm: got True"),
         ("ignored in a block", "model.fused_residual_rmsnorm: got True"),
         ("bias", "attention_bias is not supported"),
+        ("mask", "attention_mask is torch.int64, because True marks a masked position"),
         ("packed", "packed_seq_params are not supported with an attention_mask"),
     ],
 )

@@ -75,6 +75,23 @@ OF_THE_PROVIDER = {item.name for kind in (KernelFields, OverlapFields) for item 
 }
 """Fields in which a provider's default holds, not what a conversion of weights sets."""
 
+_ADAPTERS = "`mb export-hf RUN --adapters` writes adapters as the library peft loads them."
+_OPTIMIZER = "Model Optimizer (quantization, pruning, distillation) is not supported."
+_SECTION = "mb_models.transformer_config builds it of the section that to_megatron_provider returns."
+ELSEWHERE: Mapping[str, str] = {
+    "export_adapter_ckpt": _ADAPTERS,
+    "export_adapter_weights": _ADAPTERS,
+    "save_hf_adapter": _ADAPTERS,
+    "export_hf_weights_modelopt": _OPTIMIZER,
+    "export_hf_weights_quant": _OPTIMIZER,
+    "save_hf_weights": "save_hf_pretrained writes the weights, with config.json and the tokenizer.",
+    "push_to_hub": "huggingface_hub.upload_folder uploads the folder that save_hf_pretrained writes.",
+    "get_conversion_tasks": "A family of models is data in mb_models.hf; `mb import-hf` and `mb export-hf` convert.",
+    "transformer_config": _SECTION,
+    "mla_transformer_config": _SECTION,
+}
+"""Member of Megatron-Bridge's AutoBridge that is not here -> what is in its place, or why there is nothing."""
+
 
 class AutoBridge:
     """Model of Hugging Face, as the source of a model section and of weights.
@@ -89,6 +106,11 @@ class AutoBridge:
     def __init__(self, config: Any, *, hf_model_id: str = "", folder: Path | None = None) -> None:
         content = config if isinstance(config, Mapping) else config.to_dict()
         self.config, self.hf_model_id, self.folder = dict(content), hf_model_id, folder
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise for a member that is missing here, with what is in its place."""
+        text = ELSEWHERE.get(name, "Megatron-Bridge 0.6.2 has no such member either.")
+        raise AttributeError(f"AutoBridge.{name}: not in this trainer. {text}", name=name, obj=self)
 
     @property
     def hf_pretrained(self) -> Any:
@@ -133,6 +155,28 @@ class AutoBridge:
         return cls(
             architecture_of(dict(content), source="config"), hf_model_id=str(content.get("_name_or_path", ""))
         )
+
+    @classmethod
+    def from_auto_config(
+        cls, megatron_path: str | Path, hf_model_id: str | Path, trust_remote_code: bool = False
+    ) -> "AutoBridge":
+        """Return the bridge with which `export_ckpt` writes a checkpoint in the format of a model.
+
+        The exported sizes are those of the checkpoint; sections of this bridge have those of the model.
+
+        Args:
+            megatron_path: Run folder, or its checkpoints.
+            hf_model_id: Folder with a config.json, or name of a model on the hub.
+            trust_remote_code: Without effect: no code of a model is run.
+
+        Raises:
+            HuggingFaceFolderError: There is no such checkpoint or model.
+        """
+        if not Path(megatron_path).exists():
+            raise HuggingFaceFolderError(
+                f"{megatron_path}: does not exist. Name a run folder, or its checkpoints."
+            )
+        return cls.from_hf_pretrained(hf_model_id, trust_remote_code=trust_remote_code)
 
     @staticmethod
     def list_supported_models() -> list[str]:
@@ -343,6 +387,8 @@ class AutoBridge:
         megatron_path: str | Path,
         *,
         trust_remote_code: bool = False,
+        torch_dtype: Any = None,
+        device_map: str = "cpu",
         **options: Any,
     ) -> None:
         """Write a checkpoint from the weights of a folder, in a process on the CPU, as `mb import-hf`.
@@ -353,14 +399,27 @@ class AutoBridge:
             hf_model_id: Folder with config.json and *.safetensors, such as one in the cache of the hub.
             megatron_path: New folder.
             trust_remote_code: Without effect: no code of a model is run.
-            options: Options of `huggingface_hub.hf_hub_download`. The weights keep their floating-point type.
+            torch_dtype: The floating-point type of the weights, which they keep.
+            device_map: "cpu".
+            options: Options of `huggingface_hub.hf_hub_download`.
 
         Raises:
             TypeError: There is no such option.
+            ValueError: Another floating-point type or device is wanted.
             HuggingFaceError: The weights are missing or cannot be converted, or several processes call this.
         """
         del trust_remote_code
         folder = _folder(str(hf_model_id), **options)
+        stored = _dtype(read_config(folder))
+        if torch_dtype is not None and str(torch_dtype).removeprefix("torch.") != stored:
+            raise ValueError(
+                f"torch_dtype: {torch_dtype} is not supported, because weights are written as they are ({stored}). "
+                "Leave it out: a run computes in the type of its precision."
+            )
+        if device_map != "cpu":
+            raise ValueError(
+                f"device_map: {device_map} is not supported, because weights are converted on the CPU."
+            )
         if not is_model_folder(folder):
             raise HuggingFaceFolderError(
                 f"{folder}: has no *.safetensors. Pass the folder of the downloaded model."

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import mb_trainer.config
 from mb_config import Problem, RuleLike, runtime_config_update
 from mb_config.trainer_api import world_size_of_environment
+from mb_trainer.config import MockGPTDatasetConfig
 from mb_trainer.registry import REGISTRY
 
 
@@ -22,6 +23,8 @@ class ConfigContainer(mb_trainer.config.ConfigContainer):
     ) -> list[Problem]:
         """Compute what follows from the settings, in place, then check; return the warnings.
 
+        A container whose `dataset` is None, of a script that reads its own data, is checked with mock data.
+
         Args:
             rules: Rules to apply; None: those of all packages.
             world_size: Number of processes; None: that of the environment, as torchrun sets it, or 1.
@@ -31,8 +34,24 @@ class ConfigContainer(mb_trainer.config.ConfigContainer):
             mb_config.ConfigError: If there is an error; contains every problem, including warnings.
         """
         processes = world_size_of_environment() if world_size is None else world_size
-        runtime_config_update(self, world_size=processes, provenance=facts.get("provenance"), rules=())
-        return super().validate(rules, world_size=processes, **facts)
+        has_data = self.dataset is not None
+        if not has_data:
+            self.dataset = MockGPTDatasetConfig(
+                seq_length=self.model.seq_length,
+                reset_position_ids=False,
+                reset_attention_mask=False,
+                eod_mask_loss=False,
+            )
+        try:
+            runtime_config_update(self, world_size=processes, provenance=facts.get("provenance"), rules=())
+            return super().validate(rules, world_size=processes, **facts)
+        finally:
+            if not has_data:
+                self.dataset = None  # type: ignore[assignment]
+
+    def print_yaml(self) -> None:
+        """Print the configuration as YAML."""
+        print(self.to_yaml())
 
     @classmethod
     def from_yaml(cls, path: str | Path, targets: Mapping[str, type] | None = None, **options: Any) -> Self:

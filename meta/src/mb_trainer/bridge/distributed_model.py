@@ -1,11 +1,9 @@
 """Models that a script builds, loads and saves itself, under Megatron-Bridge's names. Imports torch and megatron."""
 
-import atexit
 import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -24,13 +22,7 @@ from mb_checkpoint import load_model_weights, save_model_weights
 from mb_checkpoint.trainer_api import on_rank_zero
 from mb_config import Provenance, to_megatron
 from mb_data.trainer_api import copy_tokenizer_files
-from mb_launch import (
-    default_process_group,
-    megatron_groups,
-    pick_device,
-    read_world,
-    seed_model_parallel,
-)
+from mb_launch import pick_device, read_world
 from mb_loop import TrainState
 from mb_models import DataParallelSetup, GPTModelConfig, MambaModelConfig, family_of, wrap_half_precision
 from mb_models.trainer_api import (
@@ -41,9 +33,10 @@ from mb_models.trainer_api import (
     save_hf_model,
     wrap_data_parallel,
 )
+from mb_trainer.bridge.process_groups import initialize_model_parallel
 from mb_trainer.config import (
     ConfigContainer,
-    DistributedInitConfig,
+    HuggingFaceSource,
     MockGPTDatasetConfig,
     RNGConfig,
     TokenizerConfig,
@@ -55,9 +48,6 @@ from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.state import GlobalState
 
 Hook = Callable[[list[Any]], Any]
-OPEN = ExitStack()
-"""Process groups that scripts open and the process closes."""
-atexit.register(OPEN.close)
 
 
 class HFWeightTuple(NamedTuple):
@@ -102,26 +92,6 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return len(self._stored.names())
 
 
-def initialize_model_parallel(section: Any, seed: int | None = None, **options: Any) -> None:
-    """Open torch's and Megatron's process groups for the layout of a section, and seed. Collective over the world.
-
-    They are open until the process ends, or the script closes them.
-
-    Args:
-        section: Model section.
-        seed: Seed of the weights; None: generators are not seeded.
-        options: Fields of the section `dist`, such as `distributed_timeout_minutes`.
-    """
-    world = read_world(os.environ)
-    device = pick_device(world)
-    dist = DistributedInitConfig(**options)
-    backend = dist.distributed_backend
-    OPEN.enter_context(default_process_group(world, device=device, backend=backend))
-    groups = OPEN.enter_context(megatron_groups(section, dist))
-    if seed is not None:
-        seed_model_parallel(RNGConfig(seed=seed), groups, deterministic=section.deterministic_mode)
-
-
 def provide_distributed_model(  # noqa: PLR0913 - the parameters of Megatron-Bridge
     section: Any,
     ddp_config: Any = None,
@@ -143,7 +113,7 @@ def provide_distributed_model(  # noqa: PLR0913 - the parameters of Megatron-Bri
     """Build this rank's chunks from a section, with the weights that it names, and wrap them. Collective.
 
     The section is checked by all rules, and settings that this machine does not support are replaced, as in a run.
-    Without open process groups they are opened.
+    Without open process groups they are opened, and `destroy_global_state` or the end of the process closes them.
 
     Args:
         section: Model section; not modified but by `fp16` and `bf16`.
@@ -207,7 +177,7 @@ def provide_distributed_model(  # noqa: PLR0913 - the parameters of Megatron-Bri
     chunks = provider.provide_chunks(pg_collection)
     for chunk in chunks:
         chunk.section = config.model
-    if section.hf_weights is not None:
+    if isinstance(section, HuggingFaceSource) and section.hf_weights is not None:
         load_hf_weights(chunks, Path(section.hf_weights), pg_collection=pg_collection)
     hooks = [] if pre_wrap_hook is None else [pre_wrap_hook] if callable(pre_wrap_hook) else pre_wrap_hook
     for hook in hooks:

@@ -44,7 +44,7 @@ def evaluate(  # noqa: PLR0913 (Megatron-Bridge's arguments)
         model: Model chunks of this rank.
         process_non_loss_data_func: If it is set and `non_loss_data_func` is not, the last batch runs again, and its
             non-loss data are returned. It is called by `evaluate_and_print_results` alone.
-        config: `state.cfg`, which holds the settings.
+        config: `state.cfg`, which holds the settings, or its model section.
         verbose: Print the number of samples and each batch, on rank 0.
         non_loss_data_func: Called with the chunks at the end; its result is returned.
         p2p_communicator: Communicator of the pipeline; None: one of the groups.
@@ -59,7 +59,7 @@ def evaluate(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     Raises:
         mb_trainer.errors.UserCodeError: `config` is not `state.cfg`.
     """
-    if config is not None and config is not state.cfg:
+    if config is not None and config is not state.cfg and config is not state.cfg.model:
         raise UserCodeError(
             "config: is another object than state.cfg, which holds the settings of an evaluation. Pass state.cfg."
         )

@@ -5,6 +5,7 @@ on where these providers have them on.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal, get_type_hints
@@ -70,9 +71,12 @@ class ProviderDefaults:
 class BuiltProvider:
     """Section of which a script builds a model itself."""
 
-    def initialize_model_parallel(self, seed: int | None = None, **options: Any) -> None:
-        """Open the process groups of the layout. Arguments as `distributed_model.initialize_model_parallel`."""
-        _models().initialize_model_parallel(self, seed, **options)
+    def initialize_model_parallel(
+        self, seed: int | None = None, **options: Any
+    ) -> AbstractContextManager[Any]:
+        """Open the process groups of the layout, and return their owner; see `process_groups`."""
+        opened: AbstractContextManager[Any] = _models().initialize_model_parallel(self, seed, **options)
+        return opened
 
     def provide_distributed_model(self, ddp_config: Any = None, **options: Any) -> list[Any]:
         """Return this rank's chunks. Arguments and errors as `distributed_model.provide_distributed_model`."""
@@ -253,3 +257,17 @@ class T5ModelProvider(ProviderDefaults, T5ModelConfig):
     @seq_length_dec.setter
     def seq_length_dec(self, length: int) -> None:
         self.decoder_seq_length = length
+
+
+def provider_of(section: Any) -> Any:
+    """Return a GPT's or a hybrid's section in the class of its provider; others as they are."""
+    kinds: dict[type[Any], type[Any]] = {
+        GPTModelConfig: GPTModelProvider,
+        MambaModelConfig: HybridModelProvider,
+    }
+    kind = kinds.get(type(section))
+    return (
+        section
+        if kind is None
+        else kind(**{item.name: getattr(section, item.name) for item in fields(section)})
+    )

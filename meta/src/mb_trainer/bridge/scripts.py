@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,37 @@ from typing import Any
 
 from rich.table import Table
 
-from mb_launch import WorldError, read_world
+import mb_trainer
+from mb_launch import WorldError, read_world, set_unset_variables
+from mb_loop import TrainOutcome
+from mb_metrics import configure_logging, model_flops_per_token
+from mb_trainer.config import ConfigContainer, LoggerConfig
+
+
+def pretrain(
+    config: ConfigContainer,
+    forward_step_func: Callable[..., Any] | None = None,
+    callbacks: Sequence[object] = (),
+    **options: Any,
+) -> TrainOutcome:
+    """Call `mb_trainer.pretrain`, which documents arguments, result and errors; the run has the name of the script."""
+    return mb_trainer.pretrain(config, forward_step_func, callbacks, **{"name": _script(), **options})
+
+
+def finetune(
+    config: ConfigContainer,
+    forward_step_func: Callable[..., Any] | None = None,
+    callbacks: Sequence[object] = (),
+    **options: Any,
+) -> TrainOutcome:
+    """Call `mb_trainer.finetune`, which documents arguments, result and errors; the run has the name of the script."""
+    return mb_trainer.finetune(config, forward_step_func, callbacks, **{"name": _script(), **options})
+
+
+def _script() -> str:
+    """Return the name of the script that this process runs, so that two scripts of a folder have two run folders."""
+    name = Path(sys.argv[0]).stem
+    return "run" if name in ("", "-c", "__main__") else name
 
 
 def is_safe_repo(hf_path: str, trust_remote_code: bool | None) -> bool:
@@ -130,3 +160,68 @@ def weights_verification_table(bridge: Any, megatron_model: Any) -> Table:
         matches = "yes" if weight.shape == original.shape and bool((weight == original).all()) else "no"
         table.add_row(name, str(tuple(weight.shape)), str(weight.dtype), str(weight.device), matches)
     return table
+
+
+def apply_environment_variables(cfg: ConfigContainer) -> None:
+    """Set the variables of `env_vars` that are not set in the environment of this process."""
+    set_unset_variables(cfg.env_vars, log=print_rank_0)
+
+
+def setup_logging(
+    logging_level: int | None = None,
+    filter_warning: bool = True,
+    modules_to_filter: Sequence[str] | None = None,
+    set_level_for_all_loggers: bool = False,
+) -> None:
+    """Set levels and filters of Python's logging, as section `logger` does in a run.
+
+    Args:
+        logging_level: Level; None: that of MEGATRON_LOGGING_LEVEL, or INFO.
+        filter_warning: Drop warnings of other packages.
+        modules_to_filter: Loggers whose records are dropped.
+        set_level_for_all_loggers: Set the level on all existing loggers.
+    """
+    configure_logging(
+        LoggerConfig(
+            logging_level=logging_level,
+            filter_warnings=filter_warning,
+            modules_to_filter=None if modules_to_filter is None else [*modules_to_filter],
+            set_level_for_all_loggers=set_level_for_all_loggers,
+        )
+    )
+
+
+def num_floating_point_operations(
+    cfg: ConfigContainer,
+    batch_size: int = 1,
+    seqlen_sum: int | None = None,
+    seqlen_squared_sum: int | None = None,
+) -> float:
+    """Return the model FLOPs of a batch, forward and backward; errors as `mb_metrics.model_flops_per_token`.
+
+    As in Megatron, attention counts half of the score matrix.
+
+    Args:
+        cfg: Configuration of which the section `model` has the sizes.
+        batch_size: Sequences of `model.seq_length` tokens.
+        seqlen_sum: Tokens of the batch, if sequences have different lengths.
+        seqlen_squared_sum: Sum of the squared lengths; None: all sequences have `model.seq_length` tokens.
+    """
+    length = cfg.model.seq_length
+    tokens = batch_size * length if seqlen_sum is None else seqlen_sum
+    lengths = length if seqlen_squared_sum is None else seqlen_squared_sum / tokens
+    return tokens * model_flops_per_token(cfg.model, seq_length=lengths).total
+
+
+def is_safe_public_http_url(url: str) -> tuple[bool, str]:
+    """Return False and the reason: nothing is loaded from the network."""
+    return False, f"{url}: images are not loaded from addresses here; name a file"
+
+
+def safe_url_open(url: str) -> Any:
+    """Reject an address.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError(is_safe_public_http_url(url)[1])

@@ -74,8 +74,8 @@ Section = optimizer.OptimizerConfig | ddp.DistributedDataParallelConfig
 def to_megatron(section: Section, **runtime: Any) -> Any:
     """Return Megatron Core's dataclass with the values of a section, after Megatron's checks.
 
-    A section of mb-config is not modified: its values are copied. An instance of the two classes of this module, which
-    derive from Megatron's, is updated with `runtime`, finalized and returned itself.
+    A section of mb-config is not modified: its values are copied. An object of Megatron's own classes is updated with
+    `runtime` and returned itself; those of the two classes of this module, which derive from these, are finalized.
 
     Args:
         section: The section `optimizer` or `ddp`.
@@ -86,10 +86,11 @@ def to_megatron(section: Section, **runtime: Any) -> Any:
         TypeError: If `section` is another section.
         AssertionError, ValueError, RuntimeError: Raised by Megatron for values that no rule rejects.
     """
-    if isinstance(section, OptimizerConfig | DistributedDataParallelConfig):
+    if isinstance(section, MegatronOptimizerConfig | MegatronDDPConfig):
         for name, value in runtime.items():
             setattr(section, name, value)
-        section.finalize()
+        if isinstance(section, OptimizerConfig | DistributedDataParallelConfig):
+            section.finalize()
         return section
     target = _target(section)
     known = {item.name: item for item in fields(target) if item.init}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mb_config.container.yaml_file import YamlFile as YamlFile
     from mb_config.container.yaml_file import dump_yaml as dump_yaml
     from mb_config.container.yaml_file import read_yaml as read_yaml
+    from mb_config.mcore import to_dtype as to_dtype
     from mb_config.megatron_lm.arguments import megatron_arguments as megatron_arguments
     from mb_config.megatron_lm.conversion import convert_script as convert_script
     from mb_config.megatron_lm.differences import differences as differences
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from mb_config.overrides.base_recipe import BASE as BASE
     from mb_config.overrides.base_recipe import base_of as base_of
     from mb_config.overrides.base_recipe import without_base as without_base
+    from mb_config.overrides.hydra_grammar import parse_override as parse_override
     from mb_config.overrides.provenance import remember_resolved as remember_resolved
     from mb_config.overrides.registration import ClassTable as ClassTable
     from mb_config.overrides.registration import Recipe as Recipe

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from mb_models.rules.kernel_modules import kernel_facts as kernel_facts
     from mb_models.rules.kernels import FALLBACKS as FALLBACKS
     from mb_models.training.forward_step import Loss as Loss
+    from mb_models.training.setup import build_optimizer as build_optimizer
+    from mb_models.training.setup import connect_optimizer as connect_optimizer
     from mb_models.training.setup import data_groups as data_groups
     from mb_models.training.setup import wrap_data_parallel as wrap_data_parallel
     from mb_models.training.stored_architecture import adopt_stored_architecture as adopt_stored_architecture

@@ -27,7 +27,7 @@ class FaultToleranceConfig(StrictFields):
     simulated_fault_rank: int | None = None
     """Rank of the simulated fault; None selects a random rank."""
 
-    simulated_fault_base_delay: int = 0
+    simulated_fault_base_delay: float = 0
     """Seconds until the fault; up to 20 % are added at random."""
 
 

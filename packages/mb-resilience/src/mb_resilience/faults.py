@@ -29,7 +29,7 @@ class FaultSettings(Protocol):
         """Rank of the fault; None for a random rank."""
 
     @property
-    def simulated_fault_base_delay(self) -> int:
+    def simulated_fault_base_delay(self) -> float:
         """Delay in seconds; up to 20 % are added at random."""
 
 

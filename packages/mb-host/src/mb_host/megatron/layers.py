@@ -210,6 +210,11 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
                 "HostCoreAttention.forward: attention_bias is not supported on the CPU. Pass an attention_mask, or use "
                 "Transformer Engine on a GPU."
             )
+        if attention_mask is not None and attention_mask.dtype != torch.bool:
+            raise ValueError(
+                f"HostCoreAttention.forward: attention_mask is {attention_mask.dtype}, because True marks a masked "
+                "position, and a mask of transformers marks the others. Pass None for a causal mask, or a mask of bool."
+            )
         if packed_seq_params is not None and attention_mask is not None:
             raise ValueError(
                 "HostCoreAttention.forward: packed_seq_params are not supported with an attention_mask, because their "

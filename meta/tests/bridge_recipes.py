@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import mb_guard
@@ -35,10 +34,14 @@ from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider  #
 from mb_trainer.bridge.recipe_table import PRECISION, WHOLE, in_full  # noqa: E402
 
 FILE = Path(bases.__file__).with_name("recipes.json")
-FAMILIES = ("deepseek", "gemma", "gpt", "gpt_oss", "llama", "moonlight", "nemotronh", "olmoe", "qwen")
-LATER = ("deepseek_v4", "gemma4", "qwen35")
+FAMILIES = (
+    *("deepseek", "gemma", "glm", "gpt", "gpt_oss", "kimi", "llama", "moonlight", "nemotronh", "olmoe"),
+    "qwen",
+)
+LATER = ("deepseek_v4", "gemma4", "glm5", "qwen35")
 """Files of models that mb_models does not have."""
 PRECISIONS = ("bf16_mixed", "bf16_with_fp8_current_scaling_mixed", "bf16_with_mxfp8_mixed")
+PATTERNS = ("hybrid_layer_pattern", "mtp_hybrid_override_pattern")
 BASES = {"pretrain": bases._pretrain_common, "sft": bases._sft_common, "peft": bases._peft_common}
 OPEN = AutoBridge.from_hf_pretrained
 
@@ -85,14 +88,6 @@ def trace_model(name: str, **options: Any) -> Any:
 
     bridge.to_megatron_provider = to_megatron_provider
     return bridge
-
-
-def gemma3(*, seq_length: int, **sizes: Any) -> Any:
-    """Return the section of Gemma 3 1B, whose sizes are the only ones with which a recipe calls the provider."""
-    assert (sizes["num_layers"], sizes["hidden_size"], sizes["ffn_hidden_size"]) == (26, 1152, 6912)
-    section = trace_model("google/gemma-3-1b-pt").to_megatron_provider(load_weights=False)
-    section.seq_length = seq_length
-    return section
 
 
 def moved(folder: Path, target: Path) -> Iterator[tuple[str, Path, Path]]:
@@ -149,6 +144,8 @@ def settings(config: Any) -> dict[str, dict[str, Any]]:
             changed = {"named": names[0]} if names else plain(now) if is_dataclass(now) else {"": now}
         else:
             changed = {}
+        if name == "model" and hub is not None:  # what follows from mtp_num_layers
+            changed = {k: v for k, v in changed.items() if k not in PATTERNS}
         if name == "model" and "transformer" in changed:
             further = {
                 k: v
@@ -271,9 +268,6 @@ def main(folder: Path) -> None:
     for name in BASES:
         setattr(bases, f"_{name}_common", trace_base(name))
     AutoBridge.from_hf_pretrained = staticmethod(trace_model)  # type: ignore[method-assign,assignment]
-    stand_in = ModuleType("mb_trainer.bridge.models.gemma.gemma3_provider")
-    vars(stand_in)["Gemma3ModelProvider"] = gemma3
-    sys.modules |= {"mb_trainer.bridge.models.gemma": stand_in, stand_in.__name__: stand_in}
     families: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {}
     where: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as target:
@@ -302,9 +296,8 @@ def main(folder: Path) -> None:
         module: {name: of for name, of in names.items() if of in where}
         for module, names in aliases(folder).items()
     }
-    FILE.write_text(
-        lines({"recipes": modules, "aliases": {module: names for module, names in known.items() if names}})
-    )
+    text = lines({"recipes": modules, "aliases": {module: names for module, names in known.items() if names}})
+    FILE.write_text(text.replace(f"{Path.cwd()}/", ""))  # folders of a run are below that of its start
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
+from mb_models.hf.families import FAMILIES
+from mb_models.hf.section_fields import differences
 from mb_trainer.bridge import AutoBridge
 from mb_trainer.bridge.auto_bridge import ELSEWHERE
-from mb_trainer.bridge.models import GPTModelProvider, HybridModelProvider, T5ModelProvider
+from mb_trainer.bridge.models import Gemma3ModelProvider, GPTModelProvider, HybridModelProvider, T5ModelProvider
 from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
 from mb_trainer.bridge.recipes.utils.dataset_utils import (
     default_gsm8k_config,
@@ -217,3 +219,67 @@ def test_the_parts_of_recipes():
         "deepep",
     )
     assert adapted.model.cuda_graph_modules == ["attn", "moe"]
+
+
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 1152,
+    "head_dim": 256,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_the_provider_of_gemma_3_computes_what_its_weights_need():
+    of_weights = AutoBridge.from_hf_config(GEMMA3).to_megatron_provider(load_weights=False)
+    provider = Gemma3ModelProvider(
+        num_layers=26,
+        hidden_size=1152,
+        num_attention_heads=4,
+        num_query_groups=1,
+        kv_channels=256,
+        ffn_hidden_size=6912,
+        window_size=512,
+        seq_length=32768,
+        vocab_size=262144,
+    )
+    assert differences(provider, of_weights) == []
+
+
+def test_layers_of_further_tokens_are_repeated_as_often_as_the_recipe_sets():
+    sizes = dict.fromkeys(FAMILIES["nemotron_h"].hybrid.required, 8)
+    further = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E", "moe_latent_size": 4}
+    content = {"model_type": "nemotron_h", **sizes, "hybrid_override_pattern": "M*-E", **further}
+    provider = AutoBridge.from_hf_config(content).to_megatron_provider(load_weights=False)
+    patterns = [provider.hybrid_layer_pattern]
+    for number in (2, 0, 1):
+        provider.mtp_num_layers = number
+        patterns.append(provider.hybrid_layer_pattern)
+    assert patterns == ["M*-E/*E", "M*-E/*E/*E", "M*-E", "M*-E/*E"]
+    assert (provider.mtp_use_repeated_layer, provider.transformer["moe_latent_size"]) == (True, 4)
+
+
+def test_a_model_that_is_computed_differently_warns_and_has_no_weights(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    content = json.loads(transformers.DeepseekV3Config(n_group=1, rms_norm_eps=1e-5).to_json_string())
+    bridge = AutoBridge.from_hf_config(content)
+    with pytest.warns(UserWarning, match=r"rms_norm_eps=1e-05 .* a run starts from random ones"):
+        assert bridge.to_megatron_provider(load_weights=False).layernorm_epsilon == 1e-5
+    with pytest.raises(HuggingFaceError, match="because the model would compute different results"):
+        bridge.to_megatron_provider(hf_path=tmp_path)
+
+
+def test_one_layer_of_the_engine_is_a_warning():
+    with pytest.warns(UserWarning, match="built of Transformer Engine's modules one by one"):
+        GPTModelProvider(use_transformer_engine_full_layer_spec=True)

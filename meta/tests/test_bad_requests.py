@@ -27,7 +27,7 @@ TABLE = [
     ("train.exit_duration_in_mins=-5", 1, "TR04b", "train.exit_duration_in_mins=5"),
     ("train.iterations_to_skip=[-1]", 1, "TR05", "train.iterations_to_skip=[1]"),
     ("train.manual_gc=true train.manual_gc_interval=-1", 1, "LP02", "train.manual_gc_interval=0"),
-    ("validation.eval_interval=0", 1, "TR04e", "validation.eval_interval=null"),
+    ("validation.eval_interval=-1", 1, "TR06c", "validation.eval_interval=0"),
     ("validation.eval_iters=-1", 1, "TR06a", "validation.eval_iters=0"),
     ("validation.eval_micro_batch_size=3", 1, "V119", "validation.eval_micro_batch_size=2"),
     # optimizer and schedule

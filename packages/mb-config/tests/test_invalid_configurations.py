@@ -76,7 +76,7 @@ TABLE = [
     ({"train.exit_interval": 0}, {"TR04a"}, {"train.exit_interval": None}),
     ({"train.iterations_to_skip": [3, -1]}, {"TR05"}, {"train.iterations_to_skip": [3]}),
     ({"validation.eval_iters": -1}, {"TR06a"}, {"validation.eval_iters": 0}),
-    ({"validation.eval_interval": 0}, {"TR04e"}, {"validation.eval_interval": None}),
+    ({"validation.eval_interval": -1}, {"TR06c"}, {"validation.eval_interval": 0}),
     (EVAL, {"V119"}, {"validation.eval_global_batch_size": 16}),
     ({"train.eval_iters": 3}, {"V139d"}, {"train.eval_iters": None, "validation.eval_iters": 3}),
     # layout

@@ -184,11 +184,7 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
             ({"packed_metadata_path": "a.json"},),
             "packed_metadata_path=a.json without packed_train_data_path",
         ),
-        (
-            "D73",
-            ({"tokenizer_model_name": "llama"},),
-            "tokenizer_model_name=llama, which would have no effect",
-        ),
+        ("D124", ({"tokenizer_model_name": "llama"},), "tokenizer_model_name=llama, which has no effect"),
         ("D75", ({}, 8, None, None), "model.decoder_seq_length=8"),
         ("D122", ({}, "M*", 2), "hybrid_layer_pattern=M* and context_parallel_size=2"),
         ("V047", (None, False, {}, None), "is None"),

@@ -5,6 +5,7 @@ from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
 from torch.nn.functional import normalize
 
 from mb_host.megatron.kernels import (
+    DuplicatedLinear,
     causal_conv1d,
     chunk_gated_delta_rule,
     mamba_chunk_scan_combined,
@@ -108,7 +109,19 @@ def short_vectors_in_float16():
 def unsupported(case):
     """Call a substitute with an argument that only the kernel supports."""
     ones = torch.ones(1, 4, 2, 2)
-    if case == "activation":
+    if case == "linear":
+        DuplicatedLinear(
+            input_size=2,
+            output_size=2,
+            parallel_mode="column",
+            config=None,
+            init_method=None,
+            bias=False,
+            skip_bias_add=False,
+            skip_weight_param_allocation=False,
+            is_expert=False,
+        )
+    elif case == "activation":
         mamba_split_conv1d_scan_combined(ones[0], *[ones] * 5, 2, activation="relu")
     elif case == "state of Mamba":
         mamba_chunk_scan_combined(

@@ -48,6 +48,7 @@ def test_both_ways_of_a_mamba_layer_are_equal(has_norm, one_rank):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
+        ("linear", "parallel_mode='column'"),
         ("activation", "activation='relu'"),
         ("state", "output_final_state=True"),
         ("pattern", "repeat_groups: pattern 'a b'"),

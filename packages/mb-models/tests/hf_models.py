@@ -31,6 +31,13 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+GLM4_MOE = {
+    "head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+}
 GPT_OSS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
 MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16}
 GEMMA2 = {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}
@@ -86,6 +93,8 @@ KINDS = {
     "moonlight": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1}),
     "deepseek-v3-yarn": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
     "gpt-oss": ("GptOss", GPT_OSS),
+    "glm4-moe": ("Glm4Moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
+    "glm4-moe-groups": ("Glm4Moe", GLM4_MOE | GROUPS | {"first_k_dense_replace": 0}),
     "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": ("Gemma2", GEMMA2 | CAPS),
     "gemma2-no-caps": ("Gemma2", GEMMA2 | dict.fromkeys(CAPS)),
@@ -145,6 +154,17 @@ KINDS = {
             "moe_intermediate_size": 24,
             "moe_shared_expert_intermediate_size": 40,
             "routed_scaling_factor": 2.5,
+        },
+    ),
+    "nemotron-h-latent": (
+        "NemotronH",
+        NEMOTRON_H
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 12,
         },
     ),
 }

@@ -10,10 +10,17 @@ from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
 from mb_host.megatron.layers import host_block_spec
-from mb_models import MimoModelConfig, T5ModelConfig
+from mb_models import MimoModelConfig, T5ModelConfig, parameter_count
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.carried import carry_files, read_template
-from mb_models.hf.config_json import LLAMA3_SCALING, REQUIRED, config_of, read_config, section_of
+from mb_models.hf.config_json import (
+    LLAMA3_SCALING,
+    REQUIRED,
+    config_of,
+    read_config,
+    section_of,
+    unequal_parts,
+)
 from mb_models.hf.conversion import (
     memory_map_parameters,
     memory_mapped_model,
@@ -518,14 +525,73 @@ def test_patterns_of_earlier_versions_are_read():
             {"hybrid_override_pattern": "M*x"},
             r"hybrid_override_pattern='M\*x' cannot be converted, because layers",
         ),
-        ({"n_group": 4, "topk_group": 2}, r"num_experts_per_tok=2, topk_group=2 cannot be converted"),
-        ({"moe_latent_size": 16}, "moe_latent_size=16 cannot be converted"),
+        ({"n_group": 4, "topk_group": 2}, r"num_experts_per_tok=2 with topk_group=2 \(.* cannot be conv"),
+        ({"n_shared_experts": 2}, "n_shared_experts=2 cannot be converted"),
         ({"mamba_rms_norm": False}, "mamba_rms_norm=False: unknown fields of a nemotron_h"),
     ],
 )
 def test_unconvertible_hybrids_are_rejected(change, message):
     with pytest.raises(HuggingFaceError, match=message):
         section_of(NEMOTRON | change, dtype="float32")
+
+
+KIMI_K2 = {
+    "vocab_size": 163840,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.827,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "size"),
+    [
+        ("Glm4Moe", {"attention_bias": True, "head_dim": 128}, 106_852_245_504),  # GLM-4.5-Air
+        ("DeepseekV3", KIMI_K2, 1_026_408_209_408),
+        ("Olmoe", {}, 6_919_161_856),
+    ],
+)
+def test_models_have_the_size_of_those_of_transformers(family, settings, size):
+    config = getattr(transformers, f"{family}Config")(**settings)
+    with torch.device("meta"):
+        theirs = getattr(transformers, f"{family}ForCausalLM")(config)
+    ours = section_of(json.loads(config.to_json_string()), dtype="bfloat16")
+    assert parameter_count(ours) == sum(each.numel() for each in theirs.parameters()) == size
+
+
+def test_kimi_k2_is_a_deepseek_v3():
+    content = json.loads(transformers.DeepseekV3Config(**KIMI_K2).to_json_string())
+    sections = [
+        section_of({**content, "model_type": name}, dtype="bfloat16") for name in ("deepseek_v3", "kimi_k2")
+    ]
+    assert sections[0] == sections[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"n_group": 1, "rms_norm_eps": 1e-5}, ["rms_norm_eps=1e-05 (the norms of latent vectors have"]),
+        (
+            {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 6},
+            ["num_experts_per_tok=6 with topk_group=2"],
+        ),
+        ({"n_group": 1}, []),
+    ],
+)
+def test_a_model_that_is_computed_differently_is_a_section_for_random_weights_only(change, parts):
+    content = json.loads(transformers.DeepseekV3Config(**change).to_json_string())
+    assert [part[: len(start)] for part, start in zip(unequal_parts(content), parts, strict=True)] == parts
+    loose = section_of(content, dtype="bfloat16", exact=False)
+    assert loose.layernorm_epsilon == content["rms_norm_eps"]
+    if parts:
+        with pytest.raises(HuggingFaceError, match="because the model would compute different results"):
+            section_of(content, dtype="bfloat16")
 
 
 def test_a_hybrid_is_no_family_of_gpts():

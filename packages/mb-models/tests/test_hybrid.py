@@ -108,6 +108,14 @@ def test_a_missing_transformer_engine_is_named():
         ("MG*-", {}),
         ("M*E", {"num_moe_experts": 4, "moe_ffn_hidden_size": 32}),
         ("M*/*-/*-", {"normalization": "LayerNorm", "add_bias_linear": True}),
+        (
+            "M*/*E/*E",
+            {"num_moe_experts": 4, "moe_ffn_hidden_size": 32, "mtp_use_repeated_layer": True},
+        ),
+        (
+            "ME",
+            {"num_moe_experts": 4, "moe_ffn_hidden_size": 32, "transformer": {"moe_latent_size": 16}},
+        ),
         ("M-", {"mamba_num_heads": 2, "position_embedding_type": "learned_absolute"}),
     ],
 )
@@ -115,6 +123,15 @@ def test_the_formula_matches_the_built_model(pattern, changes, groups):
     config = tiny(pattern, **changes)
     built = sum(parameter.numel() for parameter in build(config).parameters())
     assert hybrid_parameter_count(config) == built
+
+
+def test_the_chunk_size_of_the_scan_does_not_change_the_logits(groups):
+    tokens = torch.arange(20)[None]
+    models = [build(tiny("M*", mamba_chunk_size=size)).eval() for size in (4, 128)]
+    sizes = [each.chunk_size for model in models for each in model.modules() if hasattr(each, "chunk_size")]
+    models[0].load_state_dict(models[1].state_dict())
+    assert sizes == [4, 128]
+    torch.testing.assert_close(*(model(tokens, tokens, None) for model in models), rtol=1e-4, atol=1e-5)
 
 
 def test_the_size_of_an_8b_hybrid():

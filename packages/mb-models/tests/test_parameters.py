@@ -80,7 +80,6 @@ def test_experts_are_in_the_layers_of_the_frequency():
     ("settings", "message"),
     [
         ({}, "vocab_size: not set"),
-        ({"vocab_size": 8, "transformer": {"moe_latent_size": 8}}, "moe_latent_size not supported"),
         ({"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": [1]}, "lists 1 layers of 4"),
         (
             {"vocab_size": 8, "num_moe_experts": 2, "moe_layer_freq": 0},

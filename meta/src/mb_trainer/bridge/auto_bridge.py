@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib import import_module
@@ -13,6 +14,7 @@ from mb_checkpoint.trainer_api import environment_of_child
 from mb_models import MambaModelConfig
 from mb_models.trainer_api import (
     ARCHITECTURES,
+    LETTERS,
     HuggingFaceError,
     HuggingFaceFolderError,
     KernelFields,
@@ -21,6 +23,7 @@ from mb_models.trainer_api import (
     is_model_folder,
     read_config,
     section_of,
+    unequal_parts,
 )
 from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider, MLAModelProvider
 from mb_trainer.run.pretrained import EXPORT, IMPORT
@@ -54,6 +57,22 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "gpt_oss": {**EXPERTS, "moe_router_load_balancing_type": "none", "bias_activation_fusion": True},
     "deepseek_v2": {**LATENT, "seq_length": 4096},
     "deepseek_v3": {**LATENT, "moe_aux_loss_coeff": 1e-4},
+    "kimi_k2": {
+        **LATENT,
+        "seq_length": 4096,
+        "moe_aux_loss_coeff": 1e-3,
+        "make_vocab_size_divisible_by": 1280,
+    },
+    "glm4_moe": {
+        **EXPERTS,
+        "bias_activation_fusion": True,
+        "bias_dropout_fusion": True,
+        "persist_layer_norm": True,
+        "moe_router_load_balancing_type": "seq_aux_loss",
+        "moe_shared_expert_overlap": True,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_aux_loss_coeff": 1e-3,
+    },
     "olmoe": {
         **EXPERTS,
         "moe_router_load_balancing_type": "seq_aux_loss",
@@ -61,8 +80,14 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
         "persist_layer_norm": True,
     },
     "nemotron_h": {"masked_softmax_fusion": True, "persist_layer_norm": True, "first_last_layers_bf16": True},
+    "nemotron_h with experts": {
+        **EXPERTS,
+        "moe_router_load_balancing_type": "seq_aux_loss",
+        "moe_aux_loss_coeff": 1e-4,
+        "moe_shared_expert_overlap": True,
+    },
 }
-"""model_type -> settings of training and of kernels that Megatron-Bridge's providers of the family have."""
+"""model_type, or "... with experts" -> settings of training and of kernels of Megatron-Bridge's providers."""
 
 FROM_CONFIG = {"aux_loss_alpha": "moe_aux_loss_coeff", "router_aux_loss_coef": "moe_aux_loss_coeff"}
 """Field of config.json that does not change the logits -> field of the section, of families with experts."""
@@ -181,7 +206,7 @@ class AutoBridge:
     @staticmethod
     def list_supported_models() -> list[str]:
         """Return the architectures that can be converted."""
-        return sorted(ARCHITECTURES.values())
+        return sorted({*ARCHITECTURES.values()})
 
     @classmethod
     def supports(cls, config: Any) -> bool:
@@ -207,11 +232,19 @@ class AutoBridge:
                 checkpoint.pretrained_checkpoint names others; False: from random ones.
             hf_path: Folder of the weights; None: that of the model.
 
+        What Megatron Core computes differently with the same weights is a warning if none are loaded.
+
         Raises:
             HuggingFaceError: Megatron Core would compute a different result, or there are no weights to load.
         """
         content = {name: value for name, value in self.config.items() if name != "quantization_config"}
-        section = section_of(content, dtype=_dtype(content))
+        section = section_of(content, dtype=_dtype(content), exact=load_weights)
+        for part in () if load_weights else unequal_parts(content):
+            warnings.warn(
+                f"AutoBridge: {self.hf_model_id or content['model_type']}: {part}. The weights of the model cannot be "
+                "used; a run starts from random ones.",
+                stacklevel=2,
+            )
         latent = MLAModelProvider if section.multi_latent_attention else GPTModelProvider
         kind = HybridModelProvider if isinstance(section, MambaModelConfig) else latent
         known = {item.name: item for item in fields(kind)}
@@ -229,9 +262,9 @@ class AutoBridge:
         values.pop("max_position_embeddings", None)
         values |= SETTINGS.get(content["model_type"], {})
         if getattr(section, "num_moe_experts", None):
+            values |= SETTINGS.get(f"{content['model_type']} with experts", {})
             values |= {here: content[name] for name, here in FROM_CONFIG.items() if name in content}
-        if content["model_type"] == "deepseek_v3":
-            values["mtp_num_layers"] = content.get("num_nextn_predict_layers") or None
+        values |= _further_tokens(content)
         provider = kind(**values, hf_model_id=self.hf_model_id or None)
         if load_weights:
             provider.hf_weights = str(self._weights(hf_path))
@@ -480,6 +513,26 @@ def _convert(command: Sequence[str]) -> None:
         raise HuggingFaceError(
             (ended.stderr.strip() or f"exit code {ended.returncode}").removeprefix("error: ")
         )
+
+
+def _further_tokens(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of multi-token prediction."""
+    kind, number = content["model_type"], content.get("num_nextn_predict_layers") or None
+    if kind == "qwen3_next":
+        return {"mtp_hybrid_override_pattern": "*E"}  # of recipes that set mtp_num_layers
+    if number is None or kind not in ("deepseek_v3", "kimi_k2", "glm4_moe", "nemotron_h"):
+        return {}
+    loss = {} if kind in ("deepseek_v3", "kimi_k2") else {"mtp_loss_scaling_factor": 0.3}
+    return {"mtp_num_layers": number, **loss, **(_repeated_block(content) if kind == "nemotron_h" else {})}
+
+
+def _repeated_block(content: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = content.get("mtp_layers_block_type") or ("attention", "moe")
+    block = content.get("mtp_hybrid_override_pattern") or "".join(LETTERS[kind] for kind in kinds)
+    return {
+        "mtp_hybrid_override_pattern": block,
+        "mtp_use_repeated_layer": content.get("mtp_use_repeated_layer", True),
+    }
 
 
 def _dtype(content: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ Only what determines the model or its numbers has another default than in the se
 on where these providers have them on.
 """
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,10 +19,6 @@ BUILT_BY_MEGATRON = {
     "transformer_layer_spec": (
         None,
         "a section is data. Pass code that changes the model with mb_trainer.UserCode",
-    ),
-    "use_transformer_engine_full_layer_spec": (
-        False,
-        "layers are built of Transformer Engine's modules one by one",
     ),
     "scatter_embedding_sequence_parallel": (True, "embeddings are scattered with sequence_parallel"),
     "should_pad_vocab": (
@@ -126,6 +123,17 @@ class GPTModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, GPTMo
     masked_softmax_fusion: bool = True
     gradient_accumulation_fusion: bool = True
     rope_scaling_factor: float = 1.0
+    use_transformer_engine_full_layer_spec: bool = False
+    """Warn that layers are built of Transformer Engine's modules one by one, which compute the same."""
+
+    def __post_init__(self) -> None:
+        """Warn of another way to build the layers."""
+        if self.use_transformer_engine_full_layer_spec:
+            warnings.warn(
+                "use_transformer_engine_full_layer_spec: layers are built of Transformer Engine's modules one by one, "
+                "which compute the same; names in checkpoints are theirs.",
+                stacklevel=3,
+            )
 
 
 @dataclass(kw_only=True)
@@ -133,6 +141,43 @@ class MLAModelProvider(GPTModelProvider):
     """Section of a GPT with latent attention."""
 
     multi_latent_attention: bool = True
+
+
+@dataclass(kw_only=True)
+class Gemma3ModelProvider(GPTModelProvider):
+    """Section of Gemma 3 for text, whose embeddings are multiplied by the root of hidden_size."""
+
+    seq_length: int = 131072
+    normalization: Literal["LayerNorm", "RMSNorm"] = "RMSNorm"
+    layernorm_zero_centered_gamma: bool = True
+    layernorm_epsilon: float = 1e-6
+    norm_position: Literal["pre", "post", "pre_and_post"] = "pre_and_post"
+    qk_layernorm: bool = True
+    position_embedding_type: Literal["learned_absolute", "rope", "mrope", "yarn", "none"] = "rope"
+    rotary_base: int = 1_000_000
+    rotary_base_local: int | None = 10_000
+    window_size: tuple[int, int] | None = (511, 0)
+    """Tokens before and after a token that it attends to in layers with a window; a number n is (n - 1, 0)."""
+    window_attn_skip_freq: int | list[int] | None = 6
+    softmax_scale: float | None = 1 / 16
+    activation_func: Literal["gelu", "silu", "relu", "squared_relu", "quick_gelu", "fast_gelu"] = "fast_gelu"
+    gated_linear_unit: bool = True
+    add_bias_linear: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    bf16: bool = True
+    params_dtype: DType = "bfloat16"
+
+    def __post_init__(self) -> None:
+        """Compute the factor on the embeddings."""
+        super().__post_init__()
+        if self.embedding_multiplier == 1.0:
+            self.embedding_multiplier = self.hidden_size**0.5
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "window_size" and isinstance(value, int):
+            value = (value - 1, 0)  # theirs counts the token itself
+        super().__setattr__(name, value)
 
 
 @dataclass(kw_only=True)
@@ -182,7 +227,6 @@ class HybridModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, Ma
         "hybrid_mlp_ratio": (0.0, "hybrid_layer_pattern names every layer"),
         "hybrid_override_pattern": (None, "hybrid_layer_pattern is its name"),
         "mamba_stack_spec": BUILT_BY_MEGATRON["transformer_layer_spec"],
-        "mamba_chunk_size": (128, "the scan's chunks are Megatron's"),
     }
     hidden_size: int = 0
     hybrid_layer_pattern: str = ""
@@ -202,7 +246,7 @@ class HybridModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, Ma
     bias_dropout_fusion: bool = True
     apply_rope_fusion: bool = True
     mtp_hybrid_override_pattern: str | None = None
-    """Layers that predict a further token; moves to `hybrid_layer_pattern`, `mtp_num_layers` times, after a /."""
+    """Layers that predict a further token; `hybrid_layer_pattern` has them `mtp_num_layers` times, each after a /."""
     keep_mtp_spec_in_bf16: bool = False
     """Without effect, as in Megatron-Bridge 0.6.2."""
 
@@ -212,16 +256,18 @@ class HybridModelProvider(BuiltProvider, ProviderDefaults, HuggingFaceSource, Ma
             self.num_layers = len(main_layers(self.hybrid_layer_pattern))
 
     def __setattr__(self, name: str, value: object) -> None:
-        set_values = vars(self)
-        counted = len(main_layers(set_values.get("hybrid_layer_pattern") or ""))
+        values = vars(self)
+        again, before = name in values, values.get("hybrid_layer_pattern") or ""
         super().__setattr__(name, value)
-        if name == "hybrid_layer_pattern" and value and set_values.get("num_layers") in (0, counted):
+        counted = values.get("num_layers") in (0, len(main_layers(before)))
+        if name == "hybrid_layer_pattern" and value and counted:
             super().__setattr__("num_layers", len(main_layers(str(value))))
-        further, count = (set_values.get(each) for each in ("mtp_hybrid_override_pattern", "mtp_num_layers"))
-        pattern = set_values.get("hybrid_layer_pattern")
-        if further and count and pattern and "/" not in pattern:
-            super().__setattr__("mtp_hybrid_override_pattern", None)
-            super().__setattr__("hybrid_layer_pattern", "/".join([pattern, *[further] * count]))
+        main, *blocks = (values.get("hybrid_layer_pattern") or "").split("/")
+        block = values.get("mtp_hybrid_override_pattern") or next(iter(blocks or before.split("/")[1:]), None)
+        number = values.get("mtp_num_layers")
+        if block and main and (number or (again and name == "mtp_num_layers")):
+            super().__setattr__("mtp_hybrid_override_pattern", None if number else block)
+            super().__setattr__("hybrid_layer_pattern", "/".join([main, *[block] * (number or 0)]))
 
 
 @dataclass(kw_only=True)

@@ -308,7 +308,7 @@ def _unreadable_files(dataloader_type, *, dataset_error):
 def _evaluations_of_streamed_data(eval_interval, dataset__hf_split):
     return (
         f"is {eval_interval} with a streamed dataset (hf_split={dataset__hf_split})"
-        if eval_interval is not None and dataset__hf_split is not None
+        if eval_interval and dataset__hf_split is not None
         else None
     )
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mb_models.hf.config_json import architecture_of as architecture_of
     from mb_models.hf.config_json import read_config as read_config
     from mb_models.hf.config_json import section_of as section_of
+    from mb_models.hf.config_json import unequal_parts as unequal_parts
     from mb_models.hf.conversion import memory_mapped_model as memory_mapped_model
     from mb_models.hf.conversion import require_convertible as require_convertible
     from mb_models.hf.conversion import section_of_folder as section_of_folder
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mb_models.hf.export_part import SHARD_BYTES as SHARD_BYTES
     from mb_models.hf.export_part import WHOLE as WHOLE
     from mb_models.hf.export_part import ExportPart as ExportPart
+    from mb_models.hf.hybrid_families import LETTERS as LETTERS
     from mb_models.hf.load import load_hf_weights as load_hf_weights
     from mb_models.hf.safetensors_files import TensorFolder as TensorFolder
     from mb_models.hf.save import hf_weights as hf_weights

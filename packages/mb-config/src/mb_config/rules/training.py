@@ -135,9 +135,8 @@ _INTERVALS = (
     "train.exit_duration_in_mins",
     "train.train_sync_interval",
     "train.check_weight_hash_across_dp_replicas_interval",
-    "validation.eval_interval",
 )
-_COUNTS = ("validation.eval_iters", "validation.start_eval_at_iter")
+_COUNTS = ("validation.eval_iters", "validation.start_eval_at_iter", "validation.eval_interval")
 _EVALUATION_BATCHES = ("validation.eval_global_batch_size", "validation.eval_micro_batch_size")
 
 LENGTH_RULES: tuple[Rule, ...] = (
@@ -166,7 +165,7 @@ RULES: tuple[Rule, ...] = (
             id,
             path,
             0,
-            why="it is a number of batches or steps",
+            why="it is a number of batches or steps, and 0 means none",
             fix=f"Set {path} to 0 or more, or to null.",
         )
         for id, path in lettered("TR06", _COUNTS)

@@ -138,7 +138,7 @@ class ValidationConfig(Section):
     """Global batches per evaluation; None or 0: no evaluation."""
 
     eval_interval: int | None = None
-    """Interval of evaluations in training steps; None: none during training."""
+    """Interval of evaluations in training steps; None or 0: none during training."""
 
     start_eval_at_iter: int | None = None
     """First step at which an evaluation can run; None: after the first interval."""

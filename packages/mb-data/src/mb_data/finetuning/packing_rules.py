@@ -10,6 +10,7 @@ from typing import Any
 from mb_data.finetuning.rules import get_spec
 from mb_schema.rule_kinds import SET, among, excludes, requires, section_rule
 from mb_schema.rules import Rule
+from mb_schema.versions import at_least
 
 dataset_rule = partial(section_rule, "dataset")
 
@@ -18,7 +19,6 @@ _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_
 _NOT_PACKED: Mapping[str, tuple[Any, ...]] = {
     "model.decoder_seq_length": (),
     "model.image_token_id": (),
-    "model.softmax_type": ("vanilla",),
 }
 """Fields of models whose layers do not receive the boundaries of samples -> values that are allowed besides null."""
 
@@ -48,8 +48,8 @@ _LOCAL = "Megatron Core's local attention does not support packed sequences"
     others=_NOT_PACKED,
     why=_BOUNDARIES,
     fix="Leave dataset.packed_sequence_specs unset, or set the other field to its default.",
-    fails={"packed_sequence_specs": {}, "model.softmax_type": "learnable"},
-    passes={"model.softmax_type": "vanilla"},
+    fails={"packed_sequence_specs": {}, "model.image_token_id": 5},
+    passes={"model.image_token_id": None},
 )
 def _model_without_packs(packed_sequence_specs, **values):
     return None if packed_sequence_specs is None else _first_set(_NOT_PACKED, values)
@@ -90,6 +90,46 @@ def _packed_hybrid(id: str, name: str, *, off: str, example: object) -> Rule:
         fails={"packed": example, "model__hybrid_layer_pattern": "MG*-"},
         passes={"model__hybrid_layer_pattern": "M*-"},
     )(packed_hybrid)
+
+
+def _packed_sinks_on_the_cpu(id: str, name: str, *, off: str, example: object) -> Rule:
+    def packed_sinks_on_the_cpu(packed, model__softmax_type, *, cpu):
+        return _sinks(packed, model__softmax_type) if cpu else None
+
+    return dataset_rule(
+        id,
+        paths={"packed": f"dataset.{name}"},
+        why="Megatron Core's own attention has no packed sequences, and the one for the CPU no sinks",
+        fix=f"Set model.softmax_type=vanilla, or {off}.",
+        fails={"packed": example, "model__softmax_type": "learnable", "cpu": True},
+        passes={"cpu": False},
+    )(packed_sinks_on_the_cpu)
+
+
+def _packed_sinks_of_the_engine(id: str, name: str, *, off: str, example: object) -> Rule:
+    def packed_sinks_of_the_engine(packed, model__softmax_type, *, transformer_engine_version):
+        found = _sinks(packed, model__softmax_type)
+        if found is None or at_least(transformer_engine_version, 2, 12):
+            return None
+        return f"{found} and Transformer Engine {transformer_engine_version}, not 2.12"
+
+    return dataset_rule(
+        id,
+        paths={"packed": f"dataset.{name}"},
+        why="earlier versions of Transformer Engine have no kernel for packed sequences with sinks",
+        fix=f"Install Transformer Engine 2.12 or later, or {off}.",
+        fails={
+            "packed": example,
+            "model__softmax_type": "learnable",
+            "transformer_engine_version": "2.11.0",
+        },
+        passes={"transformer_engine_version": "2.12.0"},
+    )(packed_sinks_of_the_engine)
+
+
+def _sinks(packed: Any, softmax: str | None) -> str | None:
+    plain = packed in (None, False) or softmax in (None, "vanilla")
+    return None if plain else f"is set with model.softmax_type={softmax}"
 
 
 def _packed_by_local_attention(id: str, name: str, *, off: str, example: object) -> Rule:
@@ -197,6 +237,18 @@ RULES: tuple[Rule, ...] = (
     ),
     _packed_hybrid(
         "D123", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
+    ),
+    _packed_sinks_on_the_cpu(
+        "D125", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
+    ),
+    _packed_sinks_on_the_cpu(
+        "D126", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
+    ),
+    _packed_sinks_of_the_engine(
+        "D127", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
+    ),
+    _packed_sinks_of_the_engine(
+        "D128", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
     ),
     requires(
         "D76",

@@ -146,18 +146,13 @@ def _wrong_pack_length(packed_sequence_specs, seq_length):
 
 @dataset_rule(
     "D73",
-    why="packs made by this package are named and described by their content; of other packs only the length of "
-    "cu_seqlens depends on their statistics",
+    why="of packs that this package did not make, only the length of cu_seqlens depends on their statistics",
     fix="Leave it unset.",
     fails={"packed_sequence_specs": {"packed_sequence_size": 4096, "packed_metadata_path": "packed.jsonl"}},
     passes={"packed_sequence_specs": {"packed_sequence_size": 4096}},
 )
 def _unread_specs(packed_sequence_specs):
-    name, metadata = (
-        get_spec(packed_sequence_specs, field) for field in ("tokenizer_model_name", "packed_metadata_path")
-    )
-    if name is not None:
-        return f"has tokenizer_model_name={name}, which would have no effect"
+    metadata = get_spec(packed_sequence_specs, "packed_metadata_path")
     is_read = (
         get_spec(packed_sequence_specs, "pad_cu_seqlens")
         and get_spec(packed_sequence_specs, "packed_train_data_path") is not None
@@ -165,6 +160,19 @@ def _unread_specs(packed_sequence_specs):
     if metadata is None or is_read:
         return None
     return f"has packed_metadata_path={metadata} without packed_train_data_path and pad_cu_seqlens=true"
+
+
+@dataset_rule(
+    "D124",
+    why="packs made by this package are named and described by their content",
+    fix="Leave it unset.",
+    fails={"packed_sequence_specs": {"packed_sequence_size": 4096, "tokenizer_model_name": "llama"}},
+    passes={"packed_sequence_specs": {"packed_sequence_size": 4096}},
+    severity="warning",
+)
+def _unread_name(packed_sequence_specs):
+    name = get_spec(packed_sequence_specs, "tokenizer_model_name")
+    return None if name is None else f"has tokenizer_model_name={name}, which has no effect"
 
 
 @dataset_rule(
@@ -332,6 +340,7 @@ RULES: tuple[Rule, ...] = (
     _shapes_differ,
     _wrong_pack_length,
     _unread_specs,
+    _unread_name,
     requires(
         "D74",
         {_PACKS: SET},

@@ -83,7 +83,6 @@ def _tokenizer_source(tokenizer_type, tokenizer_model, vocab_size, vocab_file, m
 
 REJECTED_OPTIONS = {
     "include_special_tokens": "set tokenizer.tokenizer_hf_no_include_special_tokens",
-    "use_fast": "ids come from a tokenizer.json, which slow tokenizers do not have",
     "subfolder": "set tokenizer.tokenizer_model to the folder itself",
     "local_files_only": "nothing is downloaded",
     "token": "nothing is downloaded",
@@ -98,8 +97,8 @@ REJECTED_OPTIONS = {
 """Keyword arguments of Hugging Face tokenizers that `hf_tokenizer_kwargs` rejects -> reason."""
 
 
-IDLE_OPTIONS = ("revision", "trust_remote_code")
-"""Keyword arguments for a download of a tokenizer: a folder has one revision, and no code that is run."""
+IDLE_OPTIONS = ("revision", "trust_remote_code", "use_fast")
+"""Keyword arguments without effect: a folder has one revision, no code that is run, and a tokenizer.json."""
 
 
 @tokenizer_rule(
@@ -114,6 +113,8 @@ def _check_options(hf_tokenizer_kwargs):
     rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in hf_tokenizer_kwargs]
     if hf_tokenizer_kwargs.get("trust_remote_code"):
         rejected.append("trust_remote_code (code in the folder of a tokenizer is never run)")
+    if not hf_tokenizer_kwargs.get("use_fast", True):
+        rejected.append("use_fast=false (ids come from a tokenizer.json, which slow tokenizers do not have)")
     return f"contains {', '.join(rejected)}" if rejected else None
 
 
@@ -129,7 +130,7 @@ def _idle_options(hf_tokenizer_kwargs):
     idle = [
         name
         for name, value in (hf_tokenizer_kwargs or {}).items()
-        if name in IDLE_OPTIONS and value is not True
+        if name in IDLE_OPTIONS and value is not True and name != "use_fast"
     ]
     return f"contains {', '.join(idle)}, which has no effect" if idle else None
 

@@ -1,7 +1,8 @@
-"""Torch substitutes for GPU kernels of Megatron's state-space and gated-delta layers.
+"""Torch substitutes for GPU kernels of Megatron's state-space, gated-delta and expert layers.
 
-Megatron imports these names from packages that need a GPU (mamba-ssm, flash-linear-attention, and their dependency
-einops) and does not build the layers without them. With substitutes under these names, Megatron's layers run unchanged.
+Megatron imports these names from packages that need a GPU (mamba-ssm, flash-linear-attention, their dependency einops,
+Transformer Engine) and does not build the layers without them. With substitutes under these names, Megatron's layers
+run unchanged.
 """
 
 import re
@@ -56,6 +57,47 @@ class GatedRMSNorm(torch.nn.Module):
         if gate is not None and self.norm_before_gate:
             values = values * F.silu(gate.to(dtype))
         return values.to(inputs.dtype)
+
+
+class DuplicatedLinear(torch.nn.Module):
+    """Linear layer of which every tensor-parallel rank has all weights; substitute for Transformer Engine's class."""
+
+    def __init__(  # noqa: PLR0913 - the arguments of Megatron's layers
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        parallel_mode: str,
+        config: Any,
+        init_method: Callable[[Tensor], Any],
+        bias: bool,
+        skip_bias_add: bool,
+        skip_weight_param_allocation: bool,
+        is_expert: bool,
+        name: str | None = None,
+    ) -> None:
+        """Build the layer.
+
+        Raises:
+            ValueError: Weights are split over ranks, belong to an expert, or are not the layer's own.
+        """
+        super().__init__()
+        if parallel_mode != "duplicated" or skip_bias_add or skip_weight_param_allocation or is_expert:
+            raise ValueError(
+                f"DuplicatedLinear: parallel_mode={parallel_mode!r}, skip_bias_add={skip_bias_add}, is_expert="
+                f"{is_expert} is not supported, because each rank has and adds all weights. Train on a GPU."
+            )
+        self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=torch.float32))
+        self.bias = torch.nn.Parameter(torch.zeros(output_size, dtype=torch.float32)) if bias else None
+        if config.perform_initialization:
+            init_method(self.weight)
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(config.params_dtype)
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, None]:
+        """Return the outputs, [..., output_size], and no bias that is still to be added."""
+        return F.linear(inputs, self.weight, self.bias), None
 
 
 def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's arguments
@@ -295,11 +337,19 @@ def stand_in_for_gated_delta(common: ModuleType) -> None:
         )
 
 
+def stand_in_for_latent_experts(layer: ModuleType) -> None:
+    """Add the linear layers around latent experts that Megatron's `moe_layer` could not import."""
+    names = layer.__dict__
+    if not names["HAVE_TE"]:
+        names.update(HAVE_TE=True, TELinear=DuplicatedLinear)
+
+
 STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
     {
         "megatron.core.ssm.gated_delta_net.common": stand_in_for_gated_delta,
         "megatron.core.ssm.mamba_context_parallel": stand_in_for_context_parallel,
         "megatron.core.ssm.mamba_mixer": stand_in_for_mamba,
+        "megatron.core.transformer.moe.moe_layer": stand_in_for_latent_experts,
     }
 )
 """Megatron module -> function that adds missing names to it, right after its import."""

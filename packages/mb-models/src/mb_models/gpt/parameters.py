@@ -1,10 +1,9 @@
 """Parameter count of a GPT by closed formula, without torch and without building the model."""
 
+from typing import Any
+
 from mb_models.config import GPTModelConfig
 from mb_models.gpt.variant_fields import LayerVariantFields
-
-UNCOUNTED_FIELDS = frozenset({"moe_latent_size"})
-"""Fields of Megatron's TransformerConfig that add or change parameters and are not in the formula."""
 
 
 def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) -> int:
@@ -12,20 +11,14 @@ def parameter_count(config: GPTModelConfig, *, vocab_size: int | None = None) ->
 
     With h the hidden size, d the head's width, a query heads and g key/value heads, a layer without biases has
     h d (2 a + 2 g) weights in attention; an MLP of width f has 2 h f, or 3 h f if gated; a norm has h (twice that
-    for LayerNorm). A layer of multi-token prediction is one more such layer with a projection from 2 h to h and three
-    norms. `vocab_size` is the number of rows of the embedding, padding included, and defaults to
-    `config.vocab_size`.
+    for LayerNorm). With `moe_latent_size` l, the experts have l in place of h, and a layer 2 h l more. A layer of
+    multi-token prediction is one more such layer with a projection from 2 h to h and three norms. `vocab_size` is
+    the number of rows of the embedding, padding included, and defaults to `config.vocab_size`.
 
     Raises:
-        ValueError: no vocabulary size is given, or `config.transformer` holds a field that the formula does not cover.
+        ValueError: no vocabulary size is given.
     """
     rows = embedding_rows(config.vocab_size if vocab_size is None else vocab_size)
-    unknown = sorted(UNCOUNTED_FIELDS & config.transformer.keys())
-    if unknown:
-        raise ValueError(
-            f"model.transformer: {', '.join(unknown)} not supported, because the formula covers plain attention and "
-            "MLPs. Count the parameters of a built model instead."
-        )
     kinds = expert_layers(config)
     layers = sum(_layer(config, experts=experts) for experts in kinds)
     ahead = (
@@ -141,10 +134,10 @@ def _head_norms(config: GPTModelConfig, *, width: int, groups: int) -> int:
     return _norm(config, width * config.num_attention_heads) + _norm(config, width * groups)
 
 
-def _mlp(config: GPTModelConfig, width: int) -> int:
-    inner = 2 * width if config.gated_linear_unit else width
-    return _linear(config.hidden_size, inner, bias=config.add_bias_linear) + _linear(
-        width, config.hidden_size, bias=config.add_bias_linear
+def _mlp(config: GPTModelConfig, width: int, *, outer: int | None = None) -> int:
+    inner, outer = 2 * width if config.gated_linear_unit else width, outer or config.hidden_size
+    return _linear(outer, inner, bias=config.add_bias_linear) + _linear(
+        width, outer, bias=config.add_bias_linear
     )
 
 
@@ -152,9 +145,16 @@ def _experts(config: GPTModelConfig) -> int:
     experts = config.num_moe_experts or 0
     width = config.moe_ffn_hidden_size or config.ffn_hidden_size or 4 * config.hidden_size
     shared = config.moe_shared_expert_intermediate_size
+    latent: Any = config.transformer.get("moe_latent_size")
+    into, out_of = (
+        (_linear(*sizes, bias=config.add_bias_linear) if latent else 0)
+        for sizes in ((config.hidden_size, latent), (latent, config.hidden_size))
+    )
     return (
         _linear(config.hidden_size, experts, bias=config.add_bias_linear)
-        + experts * _mlp(config, width)
+        + into
+        + out_of
+        + experts * _mlp(config, width, outer=latent)
         + (_mlp(config, shared) if shared else 0)
         + (config.hidden_size if shared and config.moe_shared_expert_gate else 0)
     )

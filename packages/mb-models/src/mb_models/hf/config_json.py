@@ -4,7 +4,7 @@ Settings that Megatron would compute differently from transformers are rejected,
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ __all__ = [
     "read_config",
     "same_family",
     "section_of",
+    "unequal_parts",
     "with_padded_vocabulary",
 ]
 
@@ -118,17 +119,23 @@ def architecture_of(content: object, *, source: str) -> dict[str, Any]:
     return content
 
 
-def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
+def section_of(content: Mapping[str, Any], *, dtype: DType, exact: bool = True) -> Section:
     """Return the model section of a config.json; `dtype` is that of the weights.
 
     Dropout is that of transformers; seq_length is the model's maximum, which the caller may reduce.
+
+    Args:
+        content: The file, with a model_type of `ARCHITECTURES`.
+        dtype: Floating-point type of the weights.
+        exact: Reject a model that Megatron Core computes differently with the same weights (`unequal_parts`); false for
+            one that is trained from random weights.
 
     Raises:
         HuggingFaceError: fields of `REQUIRED` are missing, or fields have values that Megatron Core would compute
             differently; lists all fields of either kind. Or a value is none of a model.
     """
     try:
-        section = _section_of(content, dtype=dtype)
+        section = _section_of(content, dtype=dtype, exact=exact)
         reject_wrong_types(section, path="model")
         return section
     except HuggingFaceError:
@@ -139,9 +146,20 @@ def section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
         ) from error
 
 
-def _section_of(content: Mapping[str, Any], *, dtype: DType) -> Section:
+def unequal_parts(content: Mapping[str, Any]) -> Sequence[str]:
+    """Return what Megatron Core computes differently from transformers with the same weights."""
+    family = FAMILIES[content["model_type"]]
+    return family.unequal(_complete(content, family))
+
+
+def _section_of(content: Mapping[str, Any], *, dtype: DType, exact: bool) -> Section:
     family = FAMILIES[content["model_type"]]
     content = _complete(content, family)
+    unequal = family.unequal(content) if exact else ()
+    if unequal:
+        raise HuggingFaceError(
+            f"config.json: {', '.join(unequal)} cannot be converted, because the model would compute different results."
+        )
     if family.hybrid is not None:
         return family.hybrid.read(content, dtype)
     values = {

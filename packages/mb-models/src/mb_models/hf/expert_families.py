@@ -1,6 +1,8 @@
-"""Families with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3. No torch."""
+"""Families with experts: Mixtral, Qwen2-MoE, Qwen3-MoE, GPT-OSS, DeepSeek-V2, V3, Kimi K2 and GLM-4.5. No torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mb_models.config import GPTModelConfig
@@ -17,6 +19,7 @@ from mb_models.hf.layer_fields import (
     write_layer_types,
     write_window,
 )
+from mb_models.hf.routing_fields import read_routing, unequal_groups, write_routing
 
 
 def read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +228,7 @@ DEEPSEEK_V2 = HuggingFaceFamily(
     defaults=latent.DEFAULTS_V2,
     must_be=latent.MUST_BE_V2,
     aliases=_EXPERT_ALIASES,
+    unequal=latent.unequal_deepseek,
     read=latent.read_deepseek,
     write=latent.write_deepseek,
 )
@@ -237,9 +241,62 @@ DEEPSEEK_V3 = HuggingFaceFamily(
     defaults=latent.DEFAULTS_V3,
     must_be=latent.MUST_BE_V3,
     aliases=_EXPERT_ALIASES,
+    unequal=latent.unequal_deepseek,
     read=latent.read_deepseek,
     write=latent.write_deepseek,
 )
 
-EXPERT_FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)
+KIMI_K2 = replace(DEEPSEEK_V3, model_type="kimi_k2")
+"""DeepSeek-V3 under another name."""
+
+
+def _read_glm(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **read_routing(content),
+        "add_qkv_bias": bool(content["attention_bias"]),
+        "qk_layernorm": bool(content["use_qk_norm"]),
+    }
+
+
+def _write_glm(config: GPTModelConfig) -> dict[str, Any]:
+    return {
+        **write_routing(config),
+        "attention_bias": config.add_qkv_bias,
+        "use_qk_norm": config.qk_layernorm,
+        "partial_rotary_factor": config.rotary_percent,
+    }
+
+
+GLM4_MOE = HuggingFaceFamily(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    layers=tables.GLM4_MOE,
+    section={"moe_router_dtype": "fp32"},
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "scoring_func": "sigmoid",
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+    },
+    must_be={"scoring_func": ("sigmoid",), "norm_topk_prob": (True,), "topk_method": ("noaux_tc", None)},
+    aliases={**_EXPERT_ALIASES, "num_mtp_layers": "num_nextn_predict_layers"},
+    partial_rotation=True,
+    unequal=partial(unequal_groups, largest=2),
+    read=_read_glm,
+    write=_write_glm,
+)
+
+EXPERT_FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GPT_OSS, GLM4_MOE)
 """All of them, in the order in which an export tries them."""

@@ -1,6 +1,6 @@
 """Description of a family of Hugging Face models as data: fields of config.json and names of weights. No torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +39,10 @@ def _nothing(_values: Any) -> dict[str, Any]:
     return {}
 
 
+def _equal(_content: Mapping[str, Any]) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceFamily:
     """One architecture of transformers, as the differences from Llama.
@@ -66,6 +70,8 @@ class HuggingFaceFamily:
     """Whether only a part of each head may be rotated."""
     local_rotation: bool = False
     """Whether layers with a window have a rotary base of their own."""
+    unequal: Callable[[Mapping[str, Any]], Sequence[str]] = _equal
+    """Function from config.json to what Megatron Core computes differently with the same weights."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     """Function from config.json to further fields of the section."""
     write: Callable[[GPTModelConfig], dict[str, Any]] = _nothing

@@ -160,7 +160,11 @@ QWEN3_NEXT = HuggingFaceFamily(
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
     },
-    must_be={"hidden_act": ("silu", None), "attention_bias": (False, None)},
+    must_be={
+        "hidden_act": ("silu", None),
+        "attention_bias": (False, None),
+        "use_sliding_window": (False, None),
+    },
     aliases={"num_experts": "num_local_experts"},
     hybrid=HybridConversion(
         required=REQUIRED,

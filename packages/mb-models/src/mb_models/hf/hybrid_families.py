@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mb_models.config import DType
 from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.family import HuggingFaceFamily, HybridConversion, settings_of_weights
+from mb_models.hf.routing_fields import read_groups, unequal_groups
 from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads
 
 LETTERS: Mapping[str, str] = {
@@ -137,21 +139,11 @@ def _read_nemotron(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig
 
 
 def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of expert layers.
-
-    Raises:
-        HuggingFaceError: Megatron Core selects other groups of experts.
-    """
-    groups, chosen, experts = content["n_group"], content["topk_group"], content["num_experts_per_tok"]
-    if groups > 1 and experts // chosen != 2:
-        raise HuggingFaceError(
-            f"config.json: num_experts_per_tok={experts}, topk_group={chosen} cannot be converted, because Megatron "
-            f"Core rates a group of experts by its {experts // chosen} largest scores, and this model by 2."
-        )
-    scaling = float(content["routed_scaling_factor"])
+    """Return the fields of expert layers."""
+    scaling, latent = float(content["routed_scaling_factor"]), content["moe_latent_size"]
     return {
         "num_moe_experts": content["n_routed_experts"],
-        "moe_router_topk": experts,
+        "moe_router_topk": content["num_experts_per_tok"],
         "moe_ffn_hidden_size": content["moe_intermediate_size"],
         "moe_shared_expert_intermediate_size": content["moe_shared_expert_intermediate_size"],
         "moe_router_score_function": "sigmoid",
@@ -159,7 +151,8 @@ def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
         "moe_router_dtype": "fp32",
         "moe_router_topk_scaling_factor": None if scaling == 1.0 else scaling,
         "moe_token_dispatcher_type": "alltoall",
-        **({"moe_router_num_groups": groups, "moe_router_group_topk": chosen} if groups > 1 else {}),
+        **({} if latent is None else {"transformer": {"moe_latent_size": latent}}),
+        **read_groups(content),
     }
 
 
@@ -173,6 +166,7 @@ def _write_nemotron(config: MambaModelConfig) -> dict[str, Any]:
         "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,
         "n_group": config.moe_router_num_groups or 1,
         "topk_group": config.moe_router_group_topk or 1,
+        "moe_latent_size": config.transformer.get("moe_latent_size"),
     }
     return {
         **_written(config),
@@ -228,8 +222,13 @@ NEMOTRON_H = HuggingFaceFamily(
         "num_logits_to_keep": 1,
         "use_mamba_kernels": True,
         "mamba_ssm_cache_dtype": None,
+        "moe_latent_size": None,
         "mtp_layers_block_type": None,
+        "mtp_hybrid_override_pattern": None,
+        "keep_mtp_spec_in_bf16": True,
         "hidden_dropout": 0.0,
+        "rope_theta": None,  # its attention has no positions
+        "partial_rotary_factor": None,
     },
     must_be={
         **_MIXER,
@@ -239,11 +238,17 @@ NEMOTRON_H = HuggingFaceFamily(
         "mlp_bias": (False, None),
         "mamba_proj_bias": (False, None),
         "sliding_window": (None,),
-        "moe_latent_size": (None,),
+        "norm_eps": (1e-5, None),
+        "rms_norm_eps": (1e-5, None),
         "n_shared_experts": (1, None),
         "norm_topk_prob": (True, None),
     },
-    aliases={"num_local_experts": "n_routed_experts", "layer_types": "layers_block_type"},
+    aliases={
+        "num_local_experts": "n_routed_experts",
+        "layer_types": "layers_block_type",
+        "attention_head_dim": "head_dim",
+    },
+    unequal=partial(unequal_groups, largest=2),
     hybrid=HybridConversion(
         required=(
             *("hidden_size", "num_attention_heads", "intermediate_size", "ssm_state_size"),

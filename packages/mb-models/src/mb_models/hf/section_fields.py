@@ -133,6 +133,7 @@ def _compared(config: Section) -> list[str]:
         unused |= {
             "num_layers",
             "moe_layer_freq",
+            "mamba_chunk_size",
             "mamba_training_ssm_states_dtype",
         }
         if config.position_embedding_type != "rope":

@@ -160,12 +160,19 @@ QWEN2_MOE: Mapping[str, TensorOrigin] = {
     r"mlp\.shared_experts\.gate_weight": one("mlp.shared_expert_gate.weight"),
 }
 
-DEEPSEEK: Mapping[str, TensorOrigin] = {
-    **NORMS,
+_ROUTED: Mapping[str, TensorOrigin] = {
     **DENSE,
     **experts("mlp.experts.", router="mlp.gate"),
     r"mlp\.router\.expert_bias": one("mlp.gate.e_score_correction_bias"),
     **gated_mlp(r"mlp\.shared_experts\.", projections("mlp.shared_experts.")),
+}
+"""MLP, or routed and shared experts."""
+
+GLM4_MOE: Mapping[str, TensorOrigin] = {**NORMS, **ATTENTION, **HEAD_NORMS, **_ROUTED}
+
+DEEPSEEK: Mapping[str, TensorOrigin] = {
+    **NORMS,
+    **_ROUTED,
     r"self_attention\.linear_proj\.weight": one("self_attn.o_proj.weight", split=1),
     r"self_attention\.linear_q_proj\.weight": one("self_attn.q_proj.weight", split=0),
     r"self_attention\.linear_q_down_proj\.weight": one("self_attn.q_a_proj.weight", split=0),
@@ -270,6 +277,10 @@ NEMOTRON_H: Mapping[str, TensorOrigin] = {
     **_plain_mlp(r"mlp\.", "mixer."),
     **_plain_mlp(_EXPERT, "mixer.experts.{expert}."),
     **_plain_mlp(r"mlp\.shared_experts\.", "mixer.shared_experts."),
+    **{
+        rf"mlp\.{name}\.weight": _of_layer(f"mixer.{name}.weight")
+        for name in ("fc1_latent_proj", "fc2_latent_proj")
+    },
     r"mlp\.router\.weight": _of_layer("mixer.gate.weight"),
     r"mlp\.router\.expert_bias": _of_layer("mixer.gate.e_score_correction_bias"),
 }

@@ -47,6 +47,8 @@ class MambaModelConfig(StateSpaceFields, GatedDeltaFields, TransformerFields):
 
     hybrid_layer_pattern: str
     """M Mamba, G gated delta, * attention, - MLP, E experts; | between stages; /... for each token beyond the next."""
+    mamba_chunk_size: int = 128
+    """Tokens that the scan of a Mamba layer processes at once; the result does not depend on it."""
     vocab_size: int | None = None
     """Rows of the embedding, used without padding; None: the padded size of the tokenizer."""
     make_vocab_size_divisible_by: int = 128

@@ -19,13 +19,15 @@ def hybrid_parameter_count(config: MambaModelConfig, *, vocab_size: int | None =
     h (2 n p + 2 g s + n) weights into the scan, n p h out of it, five for each channel n p + 2 g s of its convolution,
     3 n of its own and n p in its inner norm. A gated-delta layer with q channels of keys and v of values, in k value
     heads of width w, has h (2 q + 2 v + 2 k), v h, a filter for each channel 2 q + v, 2 k and an inner norm of w.
-    Attention, MLP and experts are as in a GPT. Each token beyond the next adds its layers, three norms and 2 h h.
+    Attention, MLP and experts are as in a GPT. Each token beyond the next adds its layers, three norms and 2 h h,
+    or only the first with `mtp_use_repeated_layer`.
 
     Raises:
         ValueError: no vocabulary size is given.
     """
     rows = embedding_rows(config.vocab_size if vocab_size is None else vocab_size)
-    pattern, ahead = config.hybrid_layer_pattern, mtp_layers(config.hybrid_layer_pattern)
+    pattern = config.hybrid_layer_pattern
+    ahead = mtp_layers(pattern)[: 1 if config.mtp_use_repeated_layer else None]
     hidden, norm = config.hidden_size, _norm(_like_gpt(config), config.hidden_size)
     positions = config.max_position_embeddings or config.seq_length
     return (

@@ -1,8 +1,10 @@
 """Provider of hybrid models: one chunk, or all chunks of a pipeline rank."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from megatron.core.models.hybrid.hybrid_model import HybridModel
@@ -36,9 +38,10 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
         groups: ProcessGroupCollection,
     ) -> HybridModel:
         config = self.config
+        spec = self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank())
         chunk = HybridModel(
             **self._arguments(pre_process=pre_process, post_process=post_process, groups=groups),
-            hybrid_stack_spec=self._layer_spec(self.transformer, vp_stage=vp_stage, pp_rank=groups.pp.rank()),
+            hybrid_stack_spec=_with_chunks(spec, config.mamba_chunk_size),
             hybrid_layer_pattern=config.hybrid_layer_pattern,
             max_sequence_length=config.max_position_embeddings or config.seq_length,
             position_embedding_type=config.position_embedding_type,
@@ -47,6 +50,14 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
         )
         drop_unused_output_weight(chunk)
         return chunk
+
+
+def _with_chunks(spec: Any, size: int) -> Any:
+    """Return the layers with the chunk size of Mamba's scan, which Megatron's mixer takes as an argument."""
+    spec = deepcopy(spec)
+    mixer = spec.submodules.mamba_layer.submodules.mixer
+    mixer.params = {**mixer.params, "chunk_size": size}
+    return spec
 
 
 KERNELS = {"M": ("mamba_ssm", "mamba-ssm"), "G": ("fla", "flash-linear-attention")}

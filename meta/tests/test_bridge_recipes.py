@@ -134,8 +134,8 @@ def test_a_recipe_has_the_same_function_in_every_module_that_exports_it():
     }
     assert functions == {llama3_8b_peft_config}
     assert "qwen2_500m_pretrain_config" in dir(qwen)
-    with pytest.raises(ImportError, match=r"chunks of 128 tokens"):
-        from mb_trainer.bridge.recipes.nemotronh import nemotron_3_nano_4b_pretrain_config  # noqa: F401
+    with pytest.raises(ImportError, match=r"mb_models has no Gemma 4"):
+        from mb_trainer.bridge.recipes.gemma import gemma4_e4b_pretrain_config  # noqa: F401
     with pytest.raises(AttributeError, match="no attribute 'llama9'"):
         import_module("mb_trainer.bridge.recipe_table").llama9  # noqa: B018
 

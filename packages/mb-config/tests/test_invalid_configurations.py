@@ -13,6 +13,7 @@ GRAPH, MODULES = "model.cuda_graph_impl", "model.cuda_graph_modules"
 FSDP, DETERMINISTIC = "ddp.use_megatron_fsdp", "model.deterministic_mode"
 FLEX = {"model.moe_token_dispatcher_type": "flex"}
 OFFLOAD = {"model.fine_grained_activation_offloading": True, "facts.transformer_engine_version": "2.20"}
+SHARDED = "optimizer.use_distributed_optimizer"
 AWARE = "optimizer.use_precision_aware_optimizer"
 ONE_FORMAT = {"optimizer.bf16": True, "model.bf16": True}
 PACKS = "dataset.packed_sequence_specs"
@@ -174,7 +175,7 @@ TABLE = [
     ({"optimizer.main_grads_dtype": "bfloat16"}, {"V051"}, {"optimizer.main_grads_dtype": "float32"}),
     ({AWARE: True, "ddp.use_distributed_optimizer": False}, {"V051e"}, {AWARE: False}),
     (
-        {AWARE: True, "optimizer.use_distributed_optimizer": True, "model.bf16": True},
+        {AWARE: True, SHARDED: True, "model.bf16": True, "facts.resolved": True},
         {"V147", "V143"},
         {"optimizer.bf16": True, "ddp.use_distributed_optimizer": True},
     ),

@@ -78,47 +78,20 @@ def unknown_dtypes(id: str, section: str, names: Sequence[str]) -> Rule:
     )(unknown)
 
 
-_one_format = partial(
-    optimizer_rule,
+@optimizer_rule(
+    "V147",
     why="its state extends the parameters of the model",
     fix="Set the same precision for model and optimizer, or set it to false.",
-    paths={"recipe": "mixed_precision"},
-)
-
-
-@_one_format(
-    "V147",
-    fails={"use_precision_aware_optimizer": True, "model__bf16": True},
+    fails={"use_precision_aware_optimizer": True, "model__bf16": True, "resolved": True},
     passes={"bf16": True},
 )
-def _formats_as_set(use_precision_aware_optimizer, model__bf16, model__fp16, bf16, fp16, recipe):
-    if recipe is not None:  # it sets the formats of both
+def _formats_differ(use_precision_aware_optimizer, model__bf16, model__fp16, bf16, fp16, *, resolved):
+    same = (bool(model__bf16), bool(model__fp16)) == (bool(bf16), bool(fp16))
+    if not use_precision_aware_optimizer or same or not resolved:  # the precision recipe sets both formats
         return None
-    return _formats_differ(use_precision_aware_optimizer, (model__bf16, model__fp16), (bf16, fp16))
-
-
-@_one_format(
-    "V147b",
-    fails={
-        "use_precision_aware_optimizer": True,
-        "model__bf16": True,
-        "recipe": "bf16_mixed",
-        "resolved": True,
-    },
-    passes={"bf16": True},
-)
-def _formats_of_the_recipe(
-    use_precision_aware_optimizer, model__bf16, model__fp16, bf16, fp16, recipe, *, resolved
-):
-    if recipe is None or not resolved:
-        return None
-    return _formats_differ(use_precision_aware_optimizer, (model__bf16, model__fp16), (bf16, fp16))
-
-
-def _formats_differ(precise: object, model: tuple[object, object], own: tuple[object, object]) -> str | None:
-    if not precise or [*map(bool, model)] == [*map(bool, own)]:
-        return None
-    return f"the model computes in {_format(*model)}, the optimizer in {_format(*own)}"
+    return (
+        f"the model computes in {_format(model__bf16, model__fp16)}, the optimizer in {_format(bf16, fp16)}"
+    )
 
 
 def _format(bf16: object, fp16: object) -> str:
@@ -206,6 +179,5 @@ RULES: tuple[Rule, ...] = (
     _engine_too_old_for_fp4,
     _mxfp8_gather_without_buffer,
     _fp8_parameters_unsharded,
-    _formats_as_set,
-    _formats_of_the_recipe,
+    _formats_differ,
 )

@@ -11,7 +11,12 @@ from mb_models.hf.families import FAMILIES
 from mb_models.hf.section_fields import differences
 from mb_trainer.bridge import AutoBridge
 from mb_trainer.bridge.auto_bridge import ELSEWHERE
-from mb_trainer.bridge.models import Gemma3ModelProvider, GPTModelProvider, HybridModelProvider, T5ModelProvider
+from mb_trainer.bridge.models import (
+    Gemma3ModelProvider,
+    GPTModelProvider,
+    HybridModelProvider,
+    T5ModelProvider,
+)
 from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
 from mb_trainer.bridge.recipes.utils.dataset_utils import (
     default_gsm8k_config,

@@ -554,7 +554,7 @@ KIMI_K2 = {
     [
         ("Glm4Moe", {"attention_bias": True, "head_dim": 128}, 106_852_245_504),  # GLM-4.5-Air
         ("DeepseekV3", KIMI_K2, 1_026_408_209_408),
-        ("Olmoe", {}, 6_919_161_856),
+        ("Olmoe", {"intermediate_size": 1024}, 6_919_161_856),
     ],
 )
 def test_models_have_the_size_of_those_of_transformers(family, settings, size):

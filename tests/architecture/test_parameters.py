@@ -67,6 +67,7 @@ ALLOWED = {
     "mb_host.megatron.hybrid.host_hybrid_spec.pp_rank": SPEC,
     "mb_host.megatron.hybrid.host_hybrid_spec.vp_stage": SPEC,
     "mb_host.megatron.kernels.mamba_split_conv1d_scan_combined.norm_before_gate": "documented: it applies no norm",
+    "mb_host.megatron.kernels.DuplicatedLinear.__init__.name": "Transformer Engine's; a label for its debugger",
     "mb_host.megatron.layers.HostCoreAttention.__init__.attention_type": "Transformer Engine's; the mask decides",
     "mb_host.megatron.layers.HostCoreAttention.__init__.cp_comm_type": "Transformer Engine's; one way here",
     "mb_loop.callbacks.Callback.stop_requested.step": "the base class, which never ends training",

@@ -165,7 +165,9 @@ def unsupported(case: str) -> None:
         "bias": lambda: attention(HostCoreAttention)(*(torch.ones(2, 1, 4, 8),) * 3, None, attention_bias=1),
         "mask": lambda: attention(HostCoreAttention)(*(torch.ones(2, 1, 4, 8),) * 3, torch.ones(1, 2).long()),
         "packed": lambda: attention(HostCoreAttention)(
-            *(torch.ones(2, 4, 8),) * 3, torch.ones(2, 2), packed_seq_params=PackedSeqParams()
+            *(torch.ones(2, 4, 8),) * 3,
+            torch.ones(2, 2, dtype=torch.bool),
+            packed_seq_params=PackedSeqParams(),
         ),
     }
     unsupported_calls[case]()

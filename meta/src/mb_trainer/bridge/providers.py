@@ -284,7 +284,6 @@ class T5ModelProvider(ProviderDefaults, T5ModelConfig):
         "relative_attention_num_buckets": (32, "positions are learned or rotary"),
         "relative_attention_max_distance": (128, "positions are learned or rotary"),
         "encoder_pipeline_model_parallel_size": (0, "a T5 has one pipeline stage"),
-        "enable_autocast": (False, "the floating-point type is that of the weights"),
     }
 
     attention_softmax_in_fp32: bool = False

@@ -18,6 +18,13 @@ COMMON = (
     CALLBACKS,
 )
 """Objects of the fsdp_dtensor layout that are identical on all ranks."""
+COMMON_STATE = "common_state/shard_0_1"
+"""Name of Megatron's object with the state that is identical on all ranks."""
+
+
+def is_read_first(name: str) -> bool:
+    """Return whether a load of Megatron's layouts reads an entry before the tensors, because it decides on these."""
+    return name == COMMON_STATE or name in COMMON
 
 
 def layout_on_all_ranks(path: Path) -> str:

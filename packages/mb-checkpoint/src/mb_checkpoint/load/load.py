@@ -14,7 +14,7 @@ from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.formats.layout import LEGACY, MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
 from mb_checkpoint.formats.legacy import LegacyRestorer, read_legacy
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, counters_of
-from mb_checkpoint.formats.metadata import layout_on_all_ranks, read_contents
+from mb_checkpoint.formats.metadata import is_read_first, layout_on_all_ranks, read_contents
 from mb_checkpoint.formats.trust import trusted
 from mb_checkpoint.load.index import index_of_all_ranks
 from mb_checkpoint.load.restore import StateRestorer
@@ -28,7 +28,7 @@ from mb_checkpoint.load.sources import (
     load_intact,
     resumes_by_tracker,
 )
-from mb_checkpoint.load.verified_reads import Verification, is_read_first, verify_objects
+from mb_checkpoint.load.verified_reads import Verification, verify_objects
 from mb_checkpoint.local.checkpoints import LocalStoreLike, load_local
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups

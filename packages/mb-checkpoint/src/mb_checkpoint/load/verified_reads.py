@@ -36,11 +36,8 @@ from mb_checkpoint.formats.manifest import (
     find_hash_mismatches,
     is_data_file,
 )
-from mb_checkpoint.formats.metadata import COMMON
 from mb_checkpoint.formats.unpickling import read_metadata, read_piece
 
-COMMON_STATE = "common_state/shard_0_1"
-"""Name of Megatron's object with the state that is identical on all ranks."""
 ReadData = Callable[[FileSystemReader, LoadPlan, LoadPlanner], Future[None]]
 
 
@@ -101,11 +98,6 @@ def verified_reads(directory: Path, manifest: Manifest | None) -> Iterator[None]
     finally:
         FileSystemReader.read_data = reads.plain  # type: ignore[method-assign, assignment]
     reads.finish()
-
-
-def is_read_first(name: str) -> bool:
-    """Return whether a load of Megatron's layouts reads an entry before the tensors, because it decides on these."""
-    return name == COMMON_STATE or name in COMMON
 
 
 def verify_objects(directory: Path, manifest: Manifest | None, wanted: Callable[[str], bool]) -> None:

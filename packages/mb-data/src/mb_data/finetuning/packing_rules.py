@@ -109,7 +109,8 @@ def _packed_sinks_on_the_cpu(id: str, name: str, *, off: str, example: object) -
 def _packed_sinks_of_the_engine(id: str, name: str, *, off: str, example: object) -> Rule:
     def packed_sinks_of_the_engine(packed, model__softmax_type, *, transformer_engine_version):
         found = _sinks(packed, model__softmax_type)
-        if found is None or at_least(transformer_engine_version, 2, 12):
+        is_unknown = transformer_engine_version is None
+        if found is None or is_unknown or at_least(transformer_engine_version, 2, 12):
             return None
         return f"{found} and Transformer Engine {transformer_engine_version}, not 2.12"
 

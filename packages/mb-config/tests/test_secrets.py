@@ -221,6 +221,33 @@ def test_a_rule_on_the_text_of_a_secret_prints_none():
     assert short.check({"a.password": "S3CRET"}).message == f"{MASK}: short"
 
 
+@pytest.mark.parametrize("other", ["", "h"])
+def test_only_the_secret_is_replaced_in_a_message(other):
+    short = Rule(
+        id="X",
+        fields=("a.password", "a.user"),
+        test=lambda given, user: f"{given}: short" if len(given) < len(MASK) else None,
+        why="y",
+        fix="z",
+        fails={},
+        passes={},
+    )
+    assert short.check({"a.password": "S3CRET", "a.user": other}).message == f"{MASK}: short"
+
+
+def test_a_number_that_is_a_secret_is_not_printed_by_a_rule_on_its_type():
+    text = Rule(
+        id="X",
+        fields=("a.password",),
+        test=lambda given: None if isinstance(given, str) else f"{given}: not text",
+        why="y",
+        fix="z",
+        fails={},
+        passes={},
+    )
+    assert text.check({"a.password": 12345678}).message == f"{MASK}: not text"
+
+
 def test_a_value_without_secrets_is_passed_as_it_is():
     options = {"a": {1, 2}, "eos_token": "x"}
     assert (

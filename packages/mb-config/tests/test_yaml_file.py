@@ -61,6 +61,12 @@ def test_a_date_is_text():
     assert yaml.safe_load("revision: 2024-05-01") == {"revision": date(2024, 5, 1)}
 
 
+@pytest.mark.parametrize("text", ["!!bool maybe", "!!int ''", "!!float ''", "1" + ":0" * 200 + "."])
+def test_values_that_are_not_of_their_tag_are_rejected(text):
+    with pytest.raises(ConfigFileError, match=r"run.yaml: invalid YAML: "):
+        parse_yaml(f"train: 1\na: {text}", name="run.yaml")
+
+
 @pytest.mark.parametrize("text", ["!!set {a, b}", "!!binary aGk=", "!!timestamp 2024-05-01", "!!omap [a: 1]"])
 def test_values_that_no_section_holds_are_rejected_with_their_line(text):
     with pytest.raises(ConfigFileError, match=r"run.yaml:2: invalid YAML: could not determine a constructor"):

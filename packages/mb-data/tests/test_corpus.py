@@ -156,6 +156,15 @@ def test_a_damaged_corpus_is_rebuilt(config, damage):
     assert prepare_corpus(config).reused is True
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"files": {"train": 0, "valid": 0, "test": 0}, "tokens": {}}']
+)
+def test_a_corpus_with_a_damaged_record_is_rebuilt(config, text):
+    record = Path(prepare_corpus(config).train).parent / "corpus.json"
+    record.write_text(text)
+    assert prepare_corpus(config).reused is False
+
+
 def test_a_failed_build_leaves_no_files(config, tmp_path):
     config.vocab_size = 100_000
     with pytest.raises(ValueError, match="vocab_size"):

@@ -1,4 +1,5 @@
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,23 @@ def test_an_exception_leaves_no_files(tmp_path):
     ):
         writer.add_document([70000])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_replacement_leaves_no_index_of_other_tokens(tmp_path, monkeypatch):
+    with IndexedWriter(tmp_path / "pair", dtype="uint16") as writer:
+        writer.add_document([1, 2])
+    replace = Path.replace
+
+    def interrupted(path, target):
+        if target.suffix == ".idx":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), IndexedWriter(tmp_path / "pair", dtype="uint16") as writer:
+        writer.add_document([3, 4])
+    with pytest.raises(DataPathError, match=r"pair.bin exists, but pair.idx does not"):
+        verify_prefix(tmp_path / "pair")
 
 
 @pytest.mark.parametrize("tokens", [[70000], [-1]])

@@ -143,7 +143,15 @@ class TestStaleRecord:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1, "splits": 3, "files": {}}'],
+        [
+            "",
+            "{",
+            "[]",
+            "{}",
+            '{"format": 2}',
+            '{"format": 1, "splits": 3, "files": {}}',
+            '{"format": 1, "splits": [], "files": []}',
+        ],
     )
     def test_a_damaged_record(self, pairs, cache, text):
         record = only(cache, "datasets-*.json")
@@ -151,6 +159,11 @@ class TestStaleRecord:
         record.write_text(text)
         assert not is_from_record(start(pairs, cache))
         assert record.read_text() == whole
+
+    def test_a_file_that_disappears_as_the_folder_is_read(self, pairs, cache):
+        """A temporary file of another process, between the listing and the query of its size."""
+        only(cache, "datasets-*.json").with_name(".renamed.partial").symlink_to(cache / "none")
+        assert is_from_record(start(pairs, cache))
 
     def test_a_record_without_the_size_of_a_file(self, pairs, cache):
         record = only(cache, "datasets-*.json")

@@ -1,6 +1,7 @@
 """Samples of one step of a run, and the documents that they come from."""
 
 import json
+import math
 from itertools import islice
 
 import pytest
@@ -62,6 +63,12 @@ def test_a_step_has_the_position_of_its_metrics(run):
     found = find_step(run, 2)
     assert (found.consumed, found.samples, found.replicas, found.metrics) == (4, 4, 2, {"lm loss": 2.0})
     assert (find_step(run, 3).consumed, find_step(run, 3).samples) == (8, 6)  # after a ramp-up
+
+
+def test_a_loss_that_is_not_finite_is_among_the_metrics(tmp_path):
+    values = {"lm loss": "NaN", "grad-norm": "Infinity", "z loss": "none"}
+    found = find_step(write_run(tmp_path, rows=[row(1, 4, 4, **values)]), 1)
+    assert found.metrics == pytest.approx({"lm loss": math.nan, "grad-norm": math.inf}, nan_ok=True)
 
 
 def test_the_replicas_are_those_of_the_start_before_the_step(run):

@@ -28,11 +28,14 @@ def test_the_script_is_printed_and_nothing_is_queued(tmp_path, monkeypatch):
 
 def test_a_cluster_holds_defaults_that_options_replace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "clusters.yaml").write_text("hopper:\n  partition: batch\n  nodes: 4\n  env: [A=1]\n")
+    (tmp_path / "clusters.yaml").write_text(
+        "hopper:\n  partition: batch\n  nodes: 4\n  env: [A=1]\n  time: 12:00:00\n"
+    )
     code, out, _ = mb_launch("slurm", "--cluster=hopper", "--nodes=2", "--script-only", "--", "x")
     assert code == 0
     assert "#SBATCH --partition=batch\n" in out
     assert "#SBATCH --nodes=2\n" in out
+    assert "#SBATCH --time=12:00:00\n" in out
     assert "export A=1\n" in out
 
 
@@ -41,6 +44,7 @@ def test_a_cluster_holds_defaults_that_options_replace(tmp_path, monkeypatch):
     [
         (None, "clusters.yaml: cannot be read"),
         ("a: [", "clusters.yaml: cannot be read"),
+        ("a: {time: 2024-99-99}", "clusters.yaml: cannot be read"),
         ("- a", "is not a mapping of clusters"),
         ("hopper:\n  partitoin: x\n", "hopper.partitoin is unknown. Did you mean partition?"),
         ("other:\n  nodes: 1\n", "has no cluster 'hopper'. Known: other."),

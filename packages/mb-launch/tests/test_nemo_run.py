@@ -31,12 +31,13 @@ def mb_launch(*words):
 
 def test_a_file_and_settings_describe_an_executor(tmp_path):
     file = tmp_path / "executor.yaml"
-    file.write_text("executor: slurm\naccount: a\nnodes: 2\ntunnel: {host: login}\n")
+    file.write_text("executor: slurm\naccount: a\nnodes: 2\ntime: 12:00:00\ntunnel: {host: login}\n")
     request = read_executor(str(file), ["nodes=4", "tunnel.user=me"])
     assert (request.kind, request.fields) == (
         "slurm",
-        {"account": "a", "nodes": 4, "tunnel": {"host": "login", "user": "me"}},
+        {"account": "a", "nodes": 4, "time": "12:00:00", "tunnel": {"host": "login", "user": "me"}},
     )
+    assert read_executor("slurm", ["time=1:30:00"]).fields == {"time": "1:30:00"}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_a_file_and_settings_describe_an_executor(tmp_path):
         ("code.py:name", ["nodes=2"], "nodes=2 has no effect on code.py:name"),
         ("local", ["nodes"], "'nodes' is not a setting. Write FIELD=VALUE"),
         ("local", ["nodes=["], "'[' is not a value in YAML"),
+        ("local", ["nodes=!!bool x"], "'!!bool x' is not a value in YAML"),
         ("local", ["nodes=2", "nodes.x=2"], "nodes.x is set, but nodes is not a mapping"),
         ("local", ["env_vars=x"], "env_vars is not a mapping"),
         ("docker", ["env_vars.WANDB_API_KEY=abc"], "env_vars.WANDB_API_KEY looks like a secret"),

@@ -183,6 +183,9 @@ def test_numbers_of_queued_jobs_are_kept_in_the_run_folder(tmp_path):
     slurm = FakeSlurm({"sbatch": ["7;cluster\n", "8\n"]})
     assert submit(SlurmJob(chain=2), run, runner=slurm) == [7, 8]
     assert read_jobs(run.folder) == [7, 8]
+    with (run.folder / "slurm" / "jobs.jsonl").open("a") as file:
+        file.write('{"job": 9, "ti')  # the disk was full
+    assert read_jobs(run.folder) == [7, 8]
     assert slurm.commands == [["sbatch", "--parsable", str(run.logs / "job.sh")]] * 2
     assert (run.logs / "job.sh").read_text() == sbatch_script(SlurmJob(chain=2), run)
     with pytest.raises(SlurmJobError, match="env: SOME is not set in this shell"):

@@ -178,6 +178,14 @@ def test_an_infinite_value_is_one_of_the_metric(mode, best):
     assert stopping.stop_requested(2) is not None
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_run_without_any_number_has_a_reason_to_stop(value):
+    stopping = EarlyStopping("reward", patience=1, mode="max")
+    stopping.on_eval_end(CallbackContext(state=None, model=[], total_loss_dict={"reward": value}))
+    assert stopping.best is None
+    assert stopping.stop_requested(1) == "reward was NaN or infinite in 1 evaluations (patience 1)"
+
+
 def test_the_state_of_another_metric_is_rejected():
     state = EarlyStopping("loss", patience=2).state_dict()
     with pytest.raises(mb_loop.EarlyStoppingStateError, match=r"is of 'loss' \(min\), not of 'loss' \(max\)"):

@@ -52,6 +52,10 @@ WRONG = [
         "qkv_fprop and proj_fprop must both be atomic rings or neither (qkv_fprop is one), because the first permutes "
         "the chunks and the second restores their order"]),
     ({"qkv_fprop": ATOMIC, "proj_fprop": ATOMIC}, []),
+    ({"proj_fprop": {"atomic_gemm": True}}, []),  # a pipeline, which is its default
+    ({"fc1_fprop": {"atomic_gemm": True}, "fc2_fprop": {"atomic_gemm": True}}, [
+        "fc1_fprop and fc2_fprop must both be atomic rings or neither (fc1_fprop is one), because the first permutes "
+        "the chunks and the second restores their order"]),
     ({"fc1_dgrad": {"method": "pipeline"}}, []),
 ]  # fmt: skip
 

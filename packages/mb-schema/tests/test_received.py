@@ -51,6 +51,10 @@ SETTINGS = [
     "a: " + "[" * 5000,
     "a: " + "9" * 5000,
     "a: 2024-99-99",
+    "a: !!bool maybe",
+    "a: !!int ''",
+    "a: !!timestamp now",
+    "a: 1" + ":0" * 200 + ".",  # a number to the base of 60 in YAML 1.1, beyond the range of a float
     "? [a]\n: b",
     "1: b",
     "a: !!python/object/apply:os.system [id]",

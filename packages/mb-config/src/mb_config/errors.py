@@ -55,13 +55,9 @@ class UnknownKeyError(ConfigKeyError, KeyError):
         super().__init__(message, path=path, origin=origin)
         self.nearest = tuple(nearest)
 
-    __str__ = ConfigReadError.__str__
-
 
 class MissingKeyError(ConfigKeyError, KeyError):
     """A field without a default is not set."""
-
-    __str__ = ConfigReadError.__str__
 
 
 class InterpolationError(ConfigReadError):
@@ -112,8 +108,6 @@ class ConfigFileError(ConfigReadError):
 
 class ConfigFileNotFoundError(ConfigReadError, FileNotFoundError):
     """The file does not exist."""
-
-    __str__ = ConfigReadError.__str__
 
 
 class ManyReadErrors(ConfigReadError):

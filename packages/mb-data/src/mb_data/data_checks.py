@@ -157,7 +157,7 @@ def _verify_prefixes(prefixes: Sequence[str]) -> None:
     """Check every pair of files; one error names all that cannot be read."""
     wrong: dict[str, DataPathError | IndexedFormatError] = {}
     for prefix in prefixes:
-        if "://" in prefix:  # object storage is not looked at before the run
+        if "://" in prefix:  # object storage is not read before the run
             continue
         try:
             mb_data.verify_prefix(prefix)  # imports numpy, which checks without data files do not need
@@ -187,7 +187,7 @@ def _verify_samples(dataset: FinetuningDatasetConfig, *, evaluated: bool) -> Non
 
 
 def _verify_stream_files(config: HuggingFaceStreamConfig) -> None:
-    """Check that each local path or pattern of `hf_data_files` names a file. URLs are not looked at."""
+    """Check that each local path or pattern of `hf_data_files` names a file. URLs are not checked."""
     named = config.hf_data_files if config.hf_dataset in _STREAM_FORMATS else None
     for pattern in [named] if isinstance(named, str) else named or []:
         if "://" not in pattern and not glob(pattern, recursive=True):  # noqa: PTH207 - may be absolute

@@ -43,7 +43,7 @@ def _load_yaml(path: Path, text: str) -> Any:
         ) from None
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99
         raise UnreadableSettingsError(
             f"{path}: not YAML ({str(error).splitlines()[0]}). Correct the file."
         ) from None

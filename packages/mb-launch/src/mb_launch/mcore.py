@@ -43,6 +43,7 @@ def megatron_groups(
 def _global_groups(
     sizes: ParallelSizes, settings: GroupSettings, *, optimizer_instances: int
 ) -> ProcessGroupCollection:
+    """Create Megatron's global process groups, and return them as a collection. Collective over the world."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tensor_model_parallel_size,
         pipeline_model_parallel_size=sizes.pipeline_model_parallel_size,

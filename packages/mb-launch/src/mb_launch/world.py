@@ -221,6 +221,11 @@ def first_host(nodes: str, *, variable: str) -> str:
 
 
 def _read_number(environment: Mapping[str, str], name: str, variables: LauncherVariables) -> int:
+    """Return the number in a variable of the launcher.
+
+    Raises:
+        WorldError: The variable is not set, or not to a number.
+    """
     text = environment.get(name)
     if text is None and name == variables.local_rank and variables.rank in environment:
         raise WorldError(

@@ -547,6 +547,7 @@ def _saver(
     checkpointer: Checkpointer | None,
     callbacks: CallbackManager | None,
 ) -> CheckpointSaver:
+    """Return the saver for the saves of a custom loop; it also writes the progress log if that is enabled."""
     logger = state.cfg.logger
     if checkpointer is not None and logger is not None and logger.log_progress:
         checkpointer = _ProgressLogging(checkpointer, state)

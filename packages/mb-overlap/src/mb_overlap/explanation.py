@@ -84,6 +84,7 @@ def explain(
 def _explanation(
     kind: str, field: str, plan: OverlapPlan, sections: TargetSections, versions: SoftwareVersions
 ) -> Explanation:
+    """Return the state of one field: by a violated rule, else by the decision of the plan, else by its value."""
     held = [(path, read_field(section, name)) for path, section, name in sections.targets() if name == field]
     decision = plan.decisions.get(field)
     violated = [conflict for conflict in plan.conflicts if conflict.fields[0].endswith(f".{field}")]
@@ -114,6 +115,7 @@ def _reason(field: str, decision: Decision, plan: OverlapPlan) -> str:
 def _how_to_enable(
     field: str, plan: OverlapPlan, sections: TargetSections, versions: SoftwareVersions
 ) -> str:
+    """Return the settings that enable a field that is off, joined to one text."""
     layout = plan.layout
     if field == "tp_comm_overlap":
         return _join_steps([*_section_setting(field, plan), *_tensor_parallel_needs(plan)])

@@ -147,6 +147,11 @@ def _tensor_parallel(requests: Mapping[str, Any], layout: ParallelLayout) -> dic
 
 
 def _pipeline(requests: Mapping[str, Any], layout: ParallelLayout) -> dict[str, Decision]:
+    """Decide the communication between pipeline stages.
+
+    Raises:
+        OverlapConflictError: The requested combination does not work with the schedule.
+    """
     requested = (requests.get("overlap_p2p_comm"), requests.get("batch_p2p_comm"))
     requests_by_path = dict(
         zip(("comm_overlap.overlap_p2p_comm", "comm_overlap.batch_p2p_comm"), requested, strict=True)
@@ -177,6 +182,11 @@ def _embedding(requests: Mapping[str, Any]) -> dict[str, Decision]:
 
 
 def _data_parallel(layout: ParallelLayout) -> dict[str, Decision]:
+    """Decide the communication of the distributed optimizer; nothing without one.
+
+    Raises:
+        DataParallelSizeError: The number of data-parallel ranks is not set.
+    """
     if not layout.distributed_optimizer:
         return {}
     if layout.dp is None:

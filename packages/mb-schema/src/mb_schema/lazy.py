@@ -21,8 +21,10 @@ class MissingExtraAttributeError(AttributeError):
 
 
 _IMPORT = re.compile(r"^    from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+"""Indented statement that imports a name as itself, which is how type checkers recognize a public name."""
 
 Attached = tuple[Mapping[str, str], Callable[[str], object], Callable[[], list[str]]]
+"""Public name to the module that defines it, `__getattr__` and `__dir__`."""
 
 
 def attach(module: str, file: str) -> Attached:
@@ -37,30 +39,33 @@ def attach(module: str, file: str) -> Attached:
         file: its `__file__`, a source file.
 
     `__getattr__` raises:
-        AttributeError: there is no such name, or an attribute needs a dependency that is not installed.
-        MissingExtraError: the same of a name in `from package import name`.
+        AttributeError: there is no such name.
+        MissingExtraAttributeError: an attribute needs a dependency that is not installed.
+        MissingExtraError: a name in `from package import name` does.
+        PackageNotFoundError: `__version__` of a package that is not installed, but found on the path.
     """
     # not by pathlib, whose import takes longer than all of this
-    with open(file, encoding="utf-8") as source:  # noqa: PTH123
-        homes = {name: home for home, name in _IMPORT.findall(source.read())}
+    with open(file, encoding="utf-8") as stream:  # noqa: PTH123
+        modules = {name: defined_in for defined_in, name in _IMPORT.findall(stream.read())}
 
     def get_attribute(name: str) -> object:
-        return _resolve(module, homes, name)
+        return _resolve(module, modules, name)
 
-    return homes, get_attribute, lambda: sorted({*vars(sys.modules[module]), *homes})
+    return modules, get_attribute, lambda: sorted({*vars(sys.modules[module]), *modules})
 
 
-def _resolve(module: str, homes: Mapping[str, str], name: str) -> object:
+def _resolve(module: str, modules: Mapping[str, str], name: str) -> object:
+    """Return an attribute of a module. Only `__getattr__` may call this, because its own caller is inspected."""
     package = module.partition(".")[0]
     if name == "__all__":
-        return list(_importable(module, homes))
+        return list(_importable(module, modules))
     if name == "__version__":
         return _metadata().version(package.replace("_", "-"))
-    if name not in homes:
+    if name not in modules:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     try:
         # as the statement does, which also finds a submodule
-        return getattr(__import__(homes[name], fromlist=[name]), name)
+        return getattr(__import__(modules[name], fromlist=[name]), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", package):
@@ -75,32 +80,36 @@ def _resolve(module: str, homes: Mapping[str, str], name: str) -> object:
         raise MissingExtraAttributeError(message) from error
 
 
-def _importable(module: str, homes: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted(homes):
+def _importable(module: str, modules: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names whose dependencies are installed, which imports them."""
+    for name in sorted(modules):
         try:
-            _resolve(module, homes, name)
+            _resolve(module, modules, name)
         except MissingExtraAttributeError:
             continue
         yield name
 
 
 def _requirement(distribution: str, missing: str) -> str:
-    """Return what installs a missing module: the package with an extra, or the module's own distribution."""
+    """Return the argument of pip that installs a missing module: the package with an extra, or a distribution.
+
+    A distribution is recognized by its name, of which that of the module is a part: megatron-core, pyyaml.
+    """
     metadata = _metadata()
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
         lines = []
-    word = missing.replace("_", "-")
-    extras = [
+    name = missing.replace("_", "-")
+    extras_of_each = [
         re.findall(r"extra == ['\"]([^'\"]+)", line)
         for line in lines
-        if word in re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0].replace("_", "-")
+        if name in re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0].replace("_", "-")
     ]
-    named = [extra for found in extras for extra in found]
-    if not named:
-        return distribution if extras else word
-    return f'"{distribution}[{word if word in named else named[0]}]"'
+    extras = [extra for found in extras_of_each for extra in found]
+    if not extras:  # a required dependency that is lacking, or one that is not declared
+        return distribution if extras_of_each else name
+    return f'"{distribution}[{name if name in extras else extras[0]}]"'
 
 
 def _metadata() -> Any:

@@ -401,6 +401,7 @@ def _of_one_field(
     fails: object,
     passes: object,
 ) -> Rule:
+    """Return a rule on one field, whose examples are values of it."""
     return Rule(
         id=id, fields=(path,), test=test, why=why, fix=fix, fails={path: fails}, passes={path: passes}
     )

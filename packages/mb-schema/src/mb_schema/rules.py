@@ -17,6 +17,7 @@ from typing import Any, Literal
 from mb_schema.secrets import MASK, masked, masked_text
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""Empty mapping, as a default that no caller can modify."""
 MAX_VALUE_LENGTH = 200
 """Maximum number of characters of one value in a message."""
 MAX_MESSAGE_LENGTH = 1_000
@@ -66,17 +67,17 @@ class Rule:
         if message is None:
             return None
         given = {path: values.get(path) for path in self.fields}
-        named = {path: _without_secrets(path, value) for path, value in given.items()}
-        if any(named[path] is not value for path, value in given.items()):
-            message = _message_without_secrets(self, message, given, named)
+        printable = {path: _without_secrets(path, value) for path, value in given.items()}
+        if any(printable[path] is not value for path, value in given.items()):
+            message = _message_without_secrets(self, message, given, printable)
         return Problem(
             id=self.id,
             severity=self.severity,
             fields=self.fields,
-            message=_readable(message, named),
+            message=_readable(message, printable),
             why=self.why,
             fix=self.fix,
-            values=named,
+            values=printable,
             origin=origin,
         )
 
@@ -199,20 +200,22 @@ def explain(rule: Rule) -> str:
 
 
 def applies(rule: Rule, sections: Mapping[str, object]) -> bool:
-    """Return whether everything that a rule reads is present. Facts are the section `facts`."""
+    """Return whether everything that a rule reads is present: its sections, its first field, and its facts.
+
+    Facts are the section `facts`.
+    """
     first, _, name = rule.fields[0].partition(".")
-    section, field = sections.get(first), name.partition(".")[0]
-    exists = not name or (field in section if isinstance(section, Mapping) else hasattr(section, field))
-    return exists and all(_present(path, sections) for path in rule.fields)
-
-
-def _is_implied(rule: Rule, problem: Problem, severities: Mapping[str, str]) -> bool:
-    accepted = ("error",) if problem.severity == "error" else ("error", "warning")
-    return any(severities.get(id) in accepted for id in getattr(rule, "implied_by", ()))
+    section, leaf = sections.get(first), name.partition(".")[0]
+    exists = not name or (leaf in section if isinstance(section, Mapping) else hasattr(section, leaf))
+    return exists and all(_is_present(path, sections) for path in rule.fields)
 
 
 def value_at(path: str, sections: Mapping[str, object]) -> object:
-    """Return the value at a dotted path in sections that are objects or mappings, or None if there is no such field."""
+    """Return the value at a dotted path in sections that are objects or mappings, or None if there is no such field.
+
+    Raises:
+        KeyError: There is no such section.
+    """
     name, *leaves = path.split(".")
     value = sections[name]
     for key in leaves:
@@ -245,13 +248,28 @@ def truncate(text: str, most: int = MAX_VALUE_LENGTH) -> str:
 
 
 def _apply(rule: Rule, sections: Mapping[str, object], origin: Callable[[str], str] | None) -> Problem | None:
-    own = [path for path in rule.fields if not path.startswith("facts.")]
     values = {path: value_at(path, sections) for path in rule.fields}
-    # Unbound: a rule may be any record with these members, such as one of the user.
-    return Rule.check(rule, values, origin={} if origin is None else {path: origin(path) for path in own})
+    origins: dict[str, str] = {}
+    if origin is not None:  # facts have none
+        origins = {path: origin(path) for path in rule.fields if not path.startswith("facts.")}
+    # Not `rule.check`: a rule may be any record with these members, such as one of the user.
+    return Rule.check(rule, values, origin=origins)
 
 
-def _present(path: str, sections: Mapping[str, object]) -> bool:
+def _is_implied(rule: Rule, problem: Problem, severities: Mapping[str, str]) -> bool:
+    """Return whether a violated rule of `implied_by` makes a problem redundant; a warning implies no error.
+
+    Args:
+        rule: The rule of the problem.
+        problem: The problem.
+        severities: Id of each violated rule to its severity.
+    """
+    implying = ("error",) if problem.severity == "error" else ("error", "warning")
+    return any(severities.get(id) in implying for id in getattr(rule, "implied_by", ()))
+
+
+def _is_present(path: str, sections: Mapping[str, object]) -> bool:
+    """Return whether there is the section of a path, or its fact, which is known if it is not None."""
     name, _, leaf = path.partition(".")
     section = sections.get(name)
     if name == "facts":
@@ -266,20 +284,28 @@ def _without_secrets(path: str, value: object) -> object:
 
 
 def _message_without_secrets(
-    rule: Rule, message: str, values: Mapping[str, object], hidden: Mapping[str, object]
+    rule: Rule, message: str, values: Mapping[str, object], printable: Mapping[str, object]
 ) -> str:
-    """Return the message about masked values; if they do not violate the rule, the message with secrets replaced."""
-    with suppress(TypeError, ValueError):
-        found = Rule.message(rule, hidden)
+    """Return the message about masked values; if they do not violate the rule, the message with secrets replaced.
+
+    Args:
+        rule: The violated rule.
+        message: Its message about the values.
+        values: Value of each path.
+        printable: The same with secrets masked.
+    """
+    with suppress(TypeError, ValueError):  # a rule may compute with a number that is now the text of the mask
+        found = Rule.message(rule, printable)
         if found is not None:
             return found
-    for value in values.values():
-        message = message.replace(str(value), MASK) if isinstance(value, str) else message
+    for path, value in values.items():
+        if isinstance(value, str | int | float) and printable[path] is not value:
+            message = message.replace(str(value), MASK)
     return masked_text(message)
 
 
 def _readable(message: str, values: Mapping[str, object]) -> str:
-    """Return a message in the words of a file, with long values truncated."""
+    """Return a message with the literals of YAML, in which long values are truncated."""
     message = in_file_words(message)
     if len(message) <= MAX_VALUE_LENGTH:
         return message

@@ -151,6 +151,11 @@ def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None)
 
 
 def _fit_one(value: Any, choice: Any, *, path: str, nested: Nested | None) -> Any:
+    """Return a value as one type requires it, by the kind of the type; see `fit`.
+
+    Raises:
+        MismatchError: The value is not of the type. A type that cannot be tested accepts every value.
+    """
     origin = get_origin(choice)
     if choice in (None, type(None)):
         fits = value is None
@@ -205,6 +210,11 @@ def _member(value: Any, choice: type[Enum], *, path: str) -> Enum:
 
 
 def _fit_generic(value: Any, choice: Any, origin: Any, *, path: str, nested: Nested | None) -> Any:
+    """Return a value as a type with arguments requires it, such as `dict[str, int]` or `type[Optimizer]`.
+
+    Raises:
+        MismatchError: The value, or an item of it, is not of its type.
+    """
     arguments = get_args(choice)
     if origin is type or (isinstance(origin, type) and issubclass(origin, Callable)):  # type: ignore[arg-type]
         if not callable(value):
@@ -279,6 +289,7 @@ def _collected(items: list[Any], choice: Any, origin: Any, *, path: str) -> Any:
 
 
 def _word(choice: Any) -> str:
+    """Return a type as messages name it: null, `list of int`, `one of a, b`."""
     if choice in (None, type(None)):
         return "null"
     if choice is Ellipsis:

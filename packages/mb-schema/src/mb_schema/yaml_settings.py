@@ -1,24 +1,27 @@
-"""Settings in a YAML text that may come from elsewhere: plain data of limited size and depth.
+"""Settings in a YAML text of unknown origin: plain data of limited size and depth.
 
-PyYAML is passed by the caller, because this package has no dependencies.
+The limits are checked before any value is built, because a few lines of aliases can expand to gigabytes. PyYAML is
+passed by the caller, because this package has no dependencies.
 """
 
 from typing import Any
 
 LARGEST = 1 << 22
-"""Bytes of the largest text."""
+"""Maximum size of the text, in bytes."""
 MOST_VALUES = 100_000
-"""Largest number of values, including those that aliases repeat."""
+"""Maximum number of values, including those that aliases repeat."""
 DEEPEST = 64
-"""Largest number of levels."""
+"""Maximum number of nested levels."""
+_VALUE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""Errors of PyYAML for a value that is not of its tag, such as a date 2024-99-99, `!!int x` or `!!bool x`."""
 
 
 def parse_settings(content: bytes, yaml: Any) -> dict[str, Any] | None:
-    """Return the mapping in a YAML text; None if it has another content, or one of absurd size or depth.
+    """Return the mapping in a YAML text; None if it is not YAML, not a mapping with text keys, or beyond a limit.
 
     Args:
         content: The text in UTF-8.
-        yaml: The module `yaml` of PyYAML, which the caller requires.
+        yaml: The module `yaml` of PyYAML.
     """
     if len(content) > LARGEST:
         return None
@@ -30,7 +33,7 @@ def parse_settings(content: bytes, yaml: Any) -> dict[str, Any] | None:
         if node is None or _size(node, {}) > MOST_VALUES:
             return None
         data = loader.construct_document(node)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # ValueError: dates, numbers, encodings
+    except (yaml.YAMLError, RecursionError, *_VALUE_ERRORS):  # RecursionError: an alias that contains itself
         return None
     return data if isinstance(data, dict) and all(isinstance(key, str) for key in data) else None
 
@@ -39,7 +42,7 @@ def _check_depth(events: Any, yaml: Any) -> None:
     """Check the number of levels, because PyYAML itself recurses until Python's stack overflows.
 
     Raises:
-        ValueError: There are too many.
+        ValueError: There are more than `DEEPEST`.
     """
     depth = 0
     for event in events:

@@ -27,8 +27,6 @@ from mb_schema.exit_codes import DONE, FAILURE
 class UnknownSectionError(ConfigReadError, LookupError):
     """Name that is not a section."""
 
-    __str__ = ConfigReadError.__str__
-
 
 def check(given: CommandInput, *, target: TargetMachine, as_json: bool) -> int:
     """Print every problem of a file. Return 1 if any of them rejects the run.

@@ -121,7 +121,7 @@ def read_yaml(path: Path) -> Mapping[str, object]:
     """Return the contents of a YAML file of Megatron-LM's functional tests."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99, or not UTF-8
         raise MegatronFlagError(f"{path}: is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(settings, dict):
         raise MegatronFlagError(

@@ -1,4 +1,4 @@
-"""Commands `explain` and `rules`."""
+"""Commands `explain`, which prints one rule with its examples, and `rules`, which lists them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ from mb_schema.exit_codes import DONE, FAILURE
 class UnknownRuleError(ConfigReadError, LookupError):
     """Unknown id of a rule."""
 
-    __str__ = ConfigReadError.__str__
-
 
 class UnknownPackageError(ConfigReadError, LookupError):
     """Name of a package that has no rules."""
-
-    __str__ = ConfigReadError.__str__
 
 
 PROGRAM = "mb-config"
@@ -42,7 +38,7 @@ def rules_by_package() -> dict[str, Sequence[RuleLike]]:
 
 
 def explain(name: str) -> int:
-    """Print a rule of this package, its reason, an example that it rejects and one that passes.
+    """Print a rule of this package or of a module of the user; see `print_explanation`.
 
     Raises:
         UnknownRuleError: There is no such rule.
@@ -51,7 +47,12 @@ def explain(name: str) -> int:
 
 
 def print_explanation(name: str, owners: Mapping[str, Sequence[RuleLike]], *, program: str) -> int:
-    """Print a rule, its reason, an example that it rejects and one that passes.
+    """Print a rule, its reason, an example that it rejects and one that passes. Return the exit code 0.
+
+    Args:
+        name: Id of the rule, in upper or lower case.
+        owners: Package to its rules.
+        program: Name of the program, for the message.
 
     Raises:
         UnknownRuleError: There is no such rule.
@@ -67,18 +68,18 @@ def print_explanation(name: str, owners: Mapping[str, Sequence[RuleLike]], *, pr
 
 
 def rules(chosen: RuleFilter, *, as_json: bool) -> int:
-    """Print the catalogue of the rules of this package; see `print_rules`."""
+    """Print the list of the rules of this package; see `print_rules`."""
     return print_rules(rules_by_package(), chosen, as_json=as_json, program=PROGRAM)
 
 
 def print_rules(
     owners: Mapping[str, Sequence[RuleLike]], chosen: RuleFilter, *, as_json: bool, program: str
 ) -> int:
-    """Print the catalogue of rules: id, severity, first field and reason. Return 1 if no rule matches.
+    """Print the list of rules: id, severity, first field and reason. Return the exit code: 1 if no rule matches.
 
     Args:
         owners: Package to its rules.
-        chosen: Selection; a text is searched in ids, fields, reasons and fixes, in any case.
+        chosen: Selection; a text is searched in ids, fields, reasons and fixes, ignoring case.
         as_json: Print a list of JSON objects.
         program: Name of the program, for remarks.
 
@@ -98,7 +99,7 @@ def print_rules(
         return FAILURE
     if as_json:
         return DONE
-    width = max((len(rule.id) for _, rule in found), default=0)
+    width = max(len(rule.id) for _, rule in found)
     for _, rule in found:
         print(f"{rule.id:<{width}}  {rule.severity:<7}  {rule.fields[0].removeprefix('facts.')}: {rule.why}")
     print(f"{counted(len(found), 'rule')}; {program} explain ID shows one with examples", file=sys.stderr)
@@ -108,6 +109,11 @@ def print_rules(
 def _in_package(
     owners: Mapping[str, Sequence[RuleLike]], package: str | None
 ) -> Iterator[tuple[str, RuleLike]]:
+    """Yield each package with each of its rules; only those of `package` unless it is None.
+
+    Raises:
+        UnknownPackageError: No rules are of this package.
+    """
     if package is not None and package not in owners:
         raise UnknownPackageError(f"{package}: has no rules. Packages with rules: {', '.join(owners)}.")
     for owner in owners if package is None else (package,):
@@ -116,6 +122,7 @@ def _in_package(
 
 
 def _reads(rule: RuleLike, field: str) -> bool:
+    """Return whether a rule reads a field, a field of the section of this name, or the fact of this name."""
     return any(f"{path}.".startswith(f"{field}.") or path == f"facts.{field}" for path in rule.fields)
 
 

@@ -17,6 +17,8 @@ _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _MAX_VALUES = 100_000
 """Maximum number of values in a file, including those that aliases repeat."""
+_VALUE_ERRORS = (ValueError, LookupError, OverflowError)
+"""Errors of PyYAML for a value that is not of its tag, such as `!!int a` or `!!bool a`."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -107,7 +109,7 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
         raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     except ConfigFileError:
         raise
-    except ValueError as error:  # a value that is not of its tag, such as `!!int a`
+    except _VALUE_ERRORS as error:
         raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     if data is None:
         data = {}
@@ -143,6 +145,7 @@ class _Lines:
         return self.line_of
 
     def _walk(self, node: Any, path: str) -> None:
+        """Note the lines of everything below a node."""
         if any(node is other for other in self.ancestors):
             raise self._error("contains itself through an alias", path, node)
         if len(self.ancestors) > MAX_DEPTH:
@@ -157,6 +160,7 @@ class _Lines:
         self.ancestors.pop()
 
     def _keys(self, node: Any, path: str) -> None:
+        """Note the lines of the keys of a mapping; a key of its own overrides that of a merged mapping (`<<`)."""
         seen: dict[str, int] = {}
         merged = [value for key, value in node.value if key.tag == _MERGE]
         for item in (item for value in merged for item in _parts(value)):

@@ -1,4 +1,4 @@
-"""Arguments that Megatron-LM or a custom script has already parsed."""
+"""Arguments that Megatron-LM or a custom script has already parsed, converted to a configuration."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from mb_config.megatron_lm.flag_table import MegatronFlagError, read_flags
 _SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 """Data type of torch -> its name on a command line of Megatron-LM."""
 
-_SIZES_OF_THE_RUN: Mapping[str, str] = {
+_DEFAULT_SOURCES: Mapping[str, str] = {
     "tensor_parallel_num_weight_shards": "tensor_model_parallel_size",
     "expert_tensor_parallel_num_weight_shards": "expert_tensor_parallel_size",
     "inprocess_active_world_size": "world_size",
@@ -24,7 +24,7 @@ _SIZES_OF_THE_RUN: Mapping[str, str] = {
     "lr_decay_iters": "train_iters",
     "lr_decay_samples": "train_samples",
 }
-"""Argument -> the one from which it has its value unless it is given."""
+"""Argument -> the one whose value Megatron-LM copies into it, when it validates the arguments, unless it is given."""
 
 COMPUTED = frozenset(
     [
@@ -75,7 +75,8 @@ def from_megatron_args(namespace: Any, *, ignore_unknown: bool = False) -> Megat
 
     Args:
         namespace: Object with the arguments as attributes, or a mapping.
-        ignore_unknown: Leave out arguments of custom code, which Megatron-LM does not know.
+        ignore_unknown: Leave out arguments of custom code, which Megatron-LM does not know. The result names them in
+            `left_out`. Names that begin with an underscore are always left out.
 
     Raises:
         MegatronFlagError: An argument is unknown, a value has no counterpart, or arguments contradict each other.
@@ -101,9 +102,10 @@ def given_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         and name not in COMPUTED
         and (plain := _plain(value)) not in (None, "", flags[name].default)
     }
-    for name, source in _SIZES_OF_THE_RUN.items():
+    for name, source in _DEFAULT_SOURCES.items():
         if name in given and given[name] == values.get(source):
             del given[name]
+    # validation sets the two ends of a constant weight decay to weight_decay
     if values.get("weight_decay_incr_style", "constant") == "constant":
         given = {
             name: value
@@ -114,16 +116,22 @@ def given_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _completed(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given arguments with those of computed ones that carry a choice."""
+    """Return the given arguments with the number of virtual stages, which validation computes from one of several.
+
+    It replaces the arguments that it was computed from.
+    """
     chunks = values.get("virtual_pipeline_model_parallel_size")
-    if chunks is not None and "num_virtual_stages_per_pipeline_rank" in read_flags():
-        given.pop("num_layers_per_virtual_pipeline_stage", None)
-        given["num_virtual_stages_per_pipeline_rank"] = chunks
-    return given
+    if chunks is None or "num_virtual_stages_per_pipeline_rank" not in read_flags():
+        return given
+    others = {name: value for name, value in given.items() if name != "num_layers_per_virtual_pipeline_stage"}
+    return {**others, "num_virtual_stages_per_pipeline_rank": chunks}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a command line has it: names of enumerations and data types, lists."""
+    """Return a value as a command line has it: a list of a tuple, the name of a data type or of a member of an enum.
+
+    A member that is a number is that number.
+    """
     if isinstance(value, Enum):
         return value.value if isinstance(value, int) else value.name
     if isinstance(value, list | tuple):

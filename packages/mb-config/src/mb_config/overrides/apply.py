@@ -242,6 +242,7 @@ class _SectionEditor:
         self.reader.hidden.add(path)
 
     def _set_field(self, section: Any, key: str, value: Any, *, path: str) -> None:
+        """Set a field of a section. A mapping changes the parts that it names, if the current value has any."""
         names = section_fields(section)
         if key not in names:
             raise unknown_key_error(path, names, self.reader.root)
@@ -275,6 +276,7 @@ class _SectionEditor:
     def _set_key(
         self, target: dict[Any, Any], key: Any, value: Any, *, path: str, types: MappingTypes
     ) -> None:
+        """Set a key of a mapping, as `_set_field` does a field. A new key requires `+`, or a mapping of any keys."""
         key = fit_key(key, types.key, path=path)
         if self.text is not None:
             key = _key_of(target, key)
@@ -344,6 +346,7 @@ class _SectionEditor:
                 self._note(join(path, key), item)
 
     def _delete(self, config: Any, override: Override) -> None:
+        """Remove a key of a mapping, or set a field to null or its default; with a value, only if it has that one."""
         *parents, key = override.keys
         owner = self._owner(config, parents)
         names = section_fields(owner)

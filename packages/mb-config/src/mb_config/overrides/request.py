@@ -40,13 +40,9 @@ from mb_schema.rules import NOTHING, value_at
 class UnknownRecipeError(ConfigReadError, LookupError):
     """A name that is neither a recipe nor a file."""
 
-    __str__ = ConfigReadError.__str__
-
 
 class RecipeResultError(ConfigReadError, TypeError):
     """A function of a recipe that cannot be called, or that returns no configuration."""
-
-    __str__ = ConfigReadError.__str__
 
 
 class RecipeLike(Protocol):
@@ -200,6 +196,11 @@ class RecipeReader:
                 )
 
     def _from_recipe(self, name: str, *, unread: list[ConfigReadError] | None) -> ConfigRequest:
+        """Return the request of a recipe, of a Python file, or of a YAML file.
+
+        Raises:
+            UnknownRecipeError: The name is none of these.
+        """
         if name in self.recipes:
             return _built(name, self.recipes[name], source=f"recipe {name}")
         if self.recipe_of_file is not None and PYTHON_FILE.fullmatch(name):

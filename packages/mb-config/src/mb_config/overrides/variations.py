@@ -161,6 +161,7 @@ def _reduce(
     path: str,
     several: list[Variation],
 ) -> dict[str, Any]:
+    """Replace each list of a field that takes no list by its first value; `several` receives the lists."""
     reduced: dict[str, Any] = {}
     for key, value in data.items():
         here = join(path, str(key))

@@ -38,6 +38,7 @@ def tunable(config: Any, *, target: PerfTarget | None, cpus: int, replicas: int)
 
 
 def _microbatches(config: Any, *, replicas: int) -> Iterator[Alternatives]:
+    """Yield microbatches of larger and smaller sizes: powers of two that divide the share of a replica."""
     own, total = config.train.micro_batch_size, config.train.global_batch_size
     packed = has_field(config, "dataset.packed_sequence_specs") and get_field(
         config, "dataset.packed_sequence_specs"
@@ -67,6 +68,7 @@ def _workers(config: Any, *, cpus: int) -> Iterator[Alternatives]:
 
 
 def _kernels(target: PerfTarget) -> Iterator[Alternatives]:
+    """Yield the other CUDA graphs and the fused kernels that a model on Transformer Engine could use."""
     implementation = target.model("cuda_graph_impl") or "none"
     if target.engine and target.one_layout:
         random = ("model.use_te_rng_tracker=true", "rng.te_rng_tracker=true")

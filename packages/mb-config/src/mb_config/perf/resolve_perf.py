@@ -87,6 +87,7 @@ def _apply_together(
 
 
 def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
+    """Set a field to its fast value, unless the user has set it or it does not exist, and note the change."""
     path = setting.path
     if "." not in path:
         if not _is_free(state, path) or getattr(state.config, path) == setting.value:

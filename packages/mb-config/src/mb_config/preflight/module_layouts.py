@@ -77,6 +77,7 @@ def rules_per_point(rules: Iterable[RuleLike], model: object) -> list[RuleLike]:
 
 
 def _with_layout(rule: RuleLike) -> RuleLike:
+    """Return a rule for which the modules of a MIMO model count as one replica."""
     read = [WORLD_SIZE if path == ALL_PROCESSES else path for path in rule.fields]
     paths = tuple(dict.fromkeys([*read, *_LAYOUT, *SIZES]))
     return Rule(

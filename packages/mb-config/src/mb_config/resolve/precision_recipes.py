@@ -17,8 +17,6 @@ _Factory = TypeVar("_Factory", bound=Callable[[], MixedPrecisionConfig])
 class UnknownPrecisionError(ConfigReadError, KeyError):
     """The name of a precision recipe is unknown."""
 
-    __str__ = ConfigReadError.__str__
-
 
 def get_mixed_precision_config(name: str | MixedPrecisionConfig) -> MixedPrecisionConfig:
     """Return a new configuration for a name. A configuration is returned unchanged.

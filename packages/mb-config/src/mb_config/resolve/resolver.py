@@ -238,6 +238,7 @@ def _initialise_on_cpu(state: ResolverState) -> None:
 
 
 def _evaluation(state: ResolverState) -> None:
+    """Set the batch sizes of evaluations, and fields of `validation` from their deprecated names in `train`."""
     for name in MOVED:
         old, new = f"train.{name}", f"validation.{name}"
         if state.get(old) is None or state.get(old) == state.get(new):
@@ -341,6 +342,7 @@ def _batch_problems(state: ResolverState, facts: Mapping[str, object]) -> list[P
 
 
 def _schedule(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
+    """Set weight decays, and the lengths of the schedule in sequences if the batch sizes are known and valid."""
     config, section = state.config, state.config.scheduler
     start, end = weight_decays(section, config.optimizer)
     defaults = {

@@ -125,6 +125,7 @@ def _in_sequences(length: int, scheduler: SchedulerConfig) -> SchedulerSteps:
 def _in_steps(
     train: TrainingConfig, scheduler: SchedulerConfig, after: Callable[[int], int]
 ) -> SchedulerSteps:
+    """Return the lengths of a schedule in steps. `after` maps a step to the number of sequences consumed after it."""
     length = _iterations(train) if scheduler.max_steps is None else scheduler.max_steps
     given = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
     decay = length if given is None else given
@@ -141,6 +142,11 @@ def _in_steps(
 def _steps(
     scheduler: SchedulerConfig, *, horizon: int, warmup: int, last: int | None, length: int
 ) -> SchedulerSteps:
+    """Return the lengths of a schedule. All arguments are in sequences. The warm-up ends before the decay does.
+
+    Raises:
+        ValueError: The decay has no length.
+    """
     if horizon <= 0:
         raise ValueError(
             f"scheduler: the decay of the learning rate would end at {horizon} sequences, because the training or its "

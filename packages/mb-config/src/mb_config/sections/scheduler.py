@@ -27,13 +27,13 @@ class SchedulerConfig(Section):
     """Sequence at which the decay ends; None: `train.train_samples`."""
 
     lr_wsd_decay_iters: int | None = None
-    """Steps of the decay phase of WSD; None: the full horizon."""
+    """Steps of the decay phase of WSD; None: as many as `lr_decay_iters`, so that no stable phase remains."""
 
     lr_wsd_decay_samples: int | None = None
-    """Sequences of the decay phase of WSD; None: the full horizon."""
+    """Sequences of the decay phase of WSD; None: as many as `lr_decay_samples`."""
 
     lr_warmup_fraction: float | None = None
-    """Warm-up as a fraction of the horizon, as an alternative to the next two fields."""
+    """Warm-up as a fraction of the length of the decay, as an alternative to the next two fields."""
 
     lr_warmup_iters: int = 0
     """Steps of linear warm-up."""
@@ -45,16 +45,16 @@ class SchedulerConfig(Section):
     """Learning rate at which the warm-up starts."""
 
     max_lr: float | None = None
-    """The highest learning rate, which `optimizer.lr` sets; if it is named here as well, it is the same."""
+    """Highest learning rate. `optimizer.lr` sets it; a value here must equal that one."""
 
     min_lr: float | None = None
-    """The lowest learning rate, which `optimizer.min_lr` sets; if it is named here as well, it is the same."""
+    """Lowest learning rate. `optimizer.min_lr` sets it; a value here must equal that one."""
 
     lr_decay_steps: int | None = field(default=None, init=False, compare=False)
-    """Computed: the horizon of the decay, in sequences."""
+    """Computed: sequence at which the decay ends."""
 
     lr_warmup_steps: int | float | None = field(default=None, init=False, compare=False)
-    """Computed: the warm-up, in sequences. A fraction of the horizon need not be an integer."""
+    """Computed: sequences of the warm-up; not an integer for some values of `lr_warmup_fraction`."""
 
     override_opt_param_scheduler: bool = False
     """On resume, use the configured schedule instead of the stored one."""
@@ -75,13 +75,13 @@ class SchedulerConfig(Section):
     """Model-specific selection of parameters without weight decay. Not implemented yet: rejected if set."""
 
     wd_incr_steps: int | None = field(default=None, init=False, compare=False)
-    """Computed: the horizon of the weight decay, in sequences."""
+    """Computed: sequence at which the weight decay reaches its end."""
 
     wsd_decay_steps: int | None = field(default=None, init=False, compare=False)
-    """Computed: the decay phase of WSD, in sequences."""
+    """Computed: sequences of the decay phase of WSD."""
 
     max_steps: int | None = None
-    """Horizon in steps of the full run, for a run that ends earlier with the same schedule."""
+    """Steps of the complete training that the schedule is for, if this run ends earlier; None: those of this run."""
 
     def finalize(self) -> None:
         """Check the section by itself. Does not modify it.

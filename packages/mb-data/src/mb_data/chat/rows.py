@@ -115,6 +115,7 @@ def _parse_message(entry: object, *, where: str, location: str) -> dict[str, Any
 
 
 def _from_share_gpt(entry: dict[str, Any], *, where: str, location: str) -> dict[str, Any]:
+    """Return a message in the form of ShareGPT (`from`, `value`) as one of role and content, or of tool calls."""
     sender = str(entry["from"]).lower()
     other_fields = {name: value for name, value in entry.items() if name not in ("from", "value")}
     if sender == _CALL:
@@ -136,6 +137,7 @@ def _from_share_gpt(entry: dict[str, Any], *, where: str, location: str) -> dict
 
 
 def _parse_call(value: object, *, where: str, location: str) -> list[dict[str, Any]]:
+    """Return the tool calls in a message of ShareGPT."""
     try:
         call = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -151,6 +153,7 @@ def _parse_call(value: object, *, where: str, location: str) -> list[dict[str, A
 
 
 def _checked(message: dict[str, Any], *, where: str, location: str) -> dict[str, Any]:
+    """Return a message unchanged if its role, weight and content are supported; reject it otherwise."""
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         _reject(

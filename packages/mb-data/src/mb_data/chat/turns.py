@@ -57,6 +57,11 @@ def parse_turns(
 
 
 def _parse_conversation(row: Mapping[str, Any], location: str) -> list[ChatTurn]:
+    """Return a turn for each message of the assistant: all messages since the previous one are its prompt.
+
+    Raises:
+        BadDocumentError: A message has no known role or no text, or none is of the assistant.
+    """
     messages = row["messages"]
     if not isinstance(messages, list):
         raise BadDocumentError(

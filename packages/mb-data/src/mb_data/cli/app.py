@@ -52,7 +52,7 @@ def build(options: BuildOptions) -> None:
     """Tokenize text into the .bin and .idx files that Megatron reads.
 
     A text file is one document, and so is each line of a .jsonl or .json file. An interrupted build leaves no files;
-    with --shard-size it leaves the shards that are whole, and the same command resumes with the others.
+    with --shard-size it leaves the complete shards, and the same command resumes with the others.
     """
     _run("build:build", options)
 

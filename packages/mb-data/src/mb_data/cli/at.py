@@ -1,6 +1,7 @@
 """Command `at`: the text of one step of a run."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -83,7 +84,7 @@ def _as_data(
         "consumed_samples": position.consumed,
         "samples": position.samples,
         "data_parallel_size": position.replicas,
-        "metrics": dict(position.metrics),
+        "metrics": {name: _as_json(value) for name, value in position.metrics.items()},
         "sequences": [
             {
                 "index": sequence.index,
@@ -97,3 +98,10 @@ def _as_data(
             for sequence in sequences
         ],
     }
+
+
+def _as_json(value: float) -> float | str:
+    """Return a number, or its text as in metrics.jsonl if JSON does not support it: NaN, Infinity or -Infinity."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -124,7 +124,7 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise SectionFileError(
             f"{file}: no such file, but it is passed as --config. Correct the path."
         ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99, or not UTF-8
         raise SectionFileError(f"{file}: is not a YAML file ({error}). Correct it.") from error
     if not isinstance(sections, Mapping):
         raise SectionFileError(f"{file}: is not a mapping of sections. Write `dataset:` and its fields.")

@@ -32,9 +32,12 @@ from mb_schema.declared_sizes import check_pickle
 
 COLUMNS = ("input_ids", "loss_mask", "seq_start_id")
 
+_CACHE_FORMAT = 1
 _STARTS = "pack-starts.npy"
+"""File of the number of samples before each pack, int64 [packs + 1]."""
 _BATCH_BYTES = 1 << 24
-_ARRAYS = {
+"""Bytes of Parquet that are read at a time."""
+_ARRAY_PICKLE_NAMES = {
     *((module, "_reconstruct") for module in ("numpy.core.multiarray", "numpy._core.multiarray")),
     *((module, "scalar") for module in ("numpy.core.multiarray", "numpy._core.multiarray")),
     ("numpy", "ndarray"),
@@ -56,16 +59,15 @@ def load_packs(
         vocab_size: Number of entries of the tokenizer.
 
     Returns:
-        The samples of all packs in order, and the packs.
+        The samples of all packs in order, and the assignment of samples to packs.
 
     Raises:
         BadDocumentError: A file is not one of packs, a pack is too long, or has ids that the tokenizer lacks.
         FormatLibraryError: A file is a Parquet file, and pyarrow is not installed.
         NotEnoughSamplesError: There is no pack.
     """
-    described = [1, pack_size, multiple, vocab_size, digest_files(files)]
-    name = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:24]
-    limits = (pack_size, multiple, vocab_size)
+    key = [_CACHE_FORMAT, pack_size, multiple, vocab_size, digest_files(files)]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
 
     def build(folder: Path) -> None:
         starts = [0]
@@ -73,7 +75,9 @@ def load_packs(
         def chunks() -> Iterator[tuple[list[EncodedSample], TokenizationCounts]]:
             for row, location in _rows(files):
                 samples = _samples(row, location=location)
-                _require_limits(samples, *limits, location=location)
+                _require_limits(
+                    samples, pack_size=pack_size, multiple=multiple, vocab_size=vocab_size, location=location
+                )
                 starts.append(starts[-1] + len(samples))
                 yield samples, TokenizationCounts(samples=len(samples))
 
@@ -102,7 +106,7 @@ def read_max_samples(path: Path, *, pack_size: int) -> int:
         BadDocumentError: The file is not such a list, or describes packs of another length.
     """
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        statistics = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataPathError(
             f"dataset.packed_sequence_specs.packed_metadata_path: {path} does not exist; it states the maximum number "
@@ -111,9 +115,9 @@ def read_max_samples(path: Path, *, pack_size: int) -> int:
     except ValueError as error:
         raise BadDocumentError(f"{path}: is not JSON ({error}). Pack the samples again.") from error
     try:
-        max_samples = max(int(file_of_packs["max_samples_per_bin"]) for file_of_packs in described)
-        sizes = {int(file_of_packs.get("pack_size", pack_size)) for file_of_packs in described}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        max_samples = max(int(of_file["max_samples_per_bin"]) for of_file in statistics)
+        sizes = {int(of_file.get("pack_size", pack_size)) for of_file in statistics}
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise BadDocumentError(
             f"{path}: is not a list of objects with max_samples_per_bin ({type(error).__name__}: {error}). Pack the "
             "samples again."
@@ -150,6 +154,7 @@ def write_packs(samples: TokenizedSamples, packs: PackIndex, path: Path) -> None
 
 
 def _row(samples: TokenizedSamples, packs: PackIndex, number: int) -> dict[str, list[int]]:
+    """Return a pack as a row. Its loss mask is shifted by one: ours is that of the token itself."""
     ids: list[int] = []
     loss_mask: list[int] = []
     starts: list[int] = []
@@ -162,29 +167,37 @@ def _row(samples: TokenizedSamples, packs: PackIndex, number: int) -> dict[str, 
 
 
 def _rows(files: Iterable[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each row of the files with its location for messages. Nothing in a row is checked yet."""
     for file in files:
         number = 0
-        rows = [_read_npy(file)] if file.suffix.lower() == ".npy" else _parquet_rows(file)
-        for batch in rows:
+        batches = [_read_npy(file)] if file.suffix.lower() == ".npy" else _parquet_batches(file)
+        for batch in batches:
             for row in batch:
                 number += 1
                 yield row, f"{file}: row {number}"
 
 
-def _parquet_rows(file: Path) -> Iterator[list[dict[str, Any]]]:
+def _parquet_batches(file: Path) -> Iterator[list[dict[str, Any]]]:
     for _, rows, _ in read_rows(InputRange(path=file), columns=COLUMNS, batch_bytes=_BATCH_BYTES):
         yield rows
 
 
 def _samples(row: Any, *, location: str) -> list[EncodedSample]:
-    """Return the samples of a pack. The loss never covers the first id of a sample."""
+    """Return the samples of a pack, with the mask of each id: the loss never covers the first id of a sample.
+
+    Raises:
+        BadDocumentError: A column is missing or is not a list of integers, or the columns contradict each other.
+    """
     try:
-        ids, mask, starts = (np.asarray(row[name], np.int64).tolist() for name in COLUMNS)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        columns = [np.asarray(row[name], np.int64) for name in COLUMNS]
+        if any(column.ndim != 1 for column in columns):
+            raise ValueError("a list in a list, or a single number")
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise BadDocumentError(
             f"{location}: is not a pack ({error}); it needs {', '.join(COLUMNS)}, each a list of integers. Pack the "
             "samples again."
         ) from error
+    ids, mask, starts = (column.tolist() for column in columns)
     ends = [*starts[1:], len(ids)]
     is_short = any(end - start < 2 for start, end in zip(starts, ends, strict=True))
     if len(mask) != len(ids) or starts[:1] != [0] or is_short:
@@ -199,8 +212,14 @@ def _samples(row: Any, *, location: str) -> list[EncodedSample]:
 
 
 def _require_limits(
-    samples: list[EncodedSample], pack_size: int, multiple: int, vocab_size: int, *, location: str
+    samples: list[EncodedSample], *, pack_size: int, multiple: int, vocab_size: int, location: str
 ) -> None:
+    """Reject a pack that is too long with its padding, or has an id outside of the vocabulary.
+
+    Raises:
+        BadDocumentError: It is such a pack.
+    """
+    # the last id of a sample is a label only
     padded = sum(-(-(len(sample.ids) - 1) // multiple) * multiple for sample in samples)
     if padded > pack_size:
         raise BadDocumentError(
@@ -217,7 +236,10 @@ def _require_limits(
 
 
 def _empty_array(*_arguments: object) -> np.ndarray[Any, Any]:
-    """Return an array that gets its content later, as NumPy writes one, in place of one of any size."""
+    """Return an empty array, to which the pickle then assigns shape and content.
+
+    NumPy writes a size here as well; a file could declare one that does not fit into memory.
+    """
     return np.empty(0, dtype=object)
 
 
@@ -225,8 +247,12 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler of arrays of plain dictionaries and lists, which rejects anything that could execute code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a function or class of NumPy that arrays consist of."""
-        if (module, name) not in _ARRAYS:
+        """Return a function or class of NumPy that an array consists of.
+
+        Raises:
+            UnpicklingError: The name is another.
+        """
+        if (module, name) not in _ARRAY_PICKLE_NAMES:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         if name == "_reconstruct":
             return _empty_array
@@ -234,6 +260,11 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _read_npy(file: Path) -> list[Any]:
+    """Return the rows of a `.npy` file.
+
+    Raises:
+        BadDocumentError: The file is not an array of Python objects, or its pickle refers to anything else.
+    """
     try:
         with file.open("rb") as stream:
             dtype = read_npy_dtype(stream)
@@ -243,9 +274,17 @@ def _read_npy(file: Path) -> list[Any]:
         check_pickle(content)
         array = _ArrayUnpickler(io.BytesIO(content)).load()
         rows: list[Any] = array.tolist()
-    except (pickle.UnpicklingError, ValueError, EOFError, AttributeError, IndexError, TypeError) as error:
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        EOFError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        OverflowError,
+    ) as error:
         raise BadDocumentError(
             f"{file}: is not an array of packs ({error}); nothing else is read from a pickle, which could execute "
             "code. Pack the samples again, or write them as .parquet."
         ) from error
-    return rows if isinstance(rows, list) else [rows]
+    return rows if isinstance(rows, list) else [rows]  # an array without dimensions holds one row

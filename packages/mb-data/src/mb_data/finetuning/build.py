@@ -69,6 +69,7 @@ def build_finetuning_datasets(
 def _build_split(
     split: str, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
 ) -> FinetuningDataset | PackedDataset | BlendedFinetuningDataset:
+    """Return the dataset of a split: packs that exist, one root, or a blend of several. Collective."""
     specs, existing = config.packed_sequence_specs, pack_files(config, split)
     if specs is not None and existing:
         read = partial(read_packs, existing, config, context.tokenizer, padding=context.padding)
@@ -94,6 +95,7 @@ def _build_split(
 def _build_part(
     split: str, file: Path, size: int, *, config: FinetuningDatasetConfig, context: DatasetBuildContext
 ) -> FinetuningDataset | PackedDataset:
+    """Tokenize the samples of one file, pack them if configured, and return their dataset. Collective."""
     tokenizer, is_training = context.tokenizer, split == "training"
     samples = rank_zero_first(lambda: tokenize_samples(file, config=config, tokenizer=tokenizer))
     if context.log is not None:
@@ -134,6 +136,7 @@ def _packed(
     context: DatasetBuildContext,
     max_samples: int | None = None,
 ) -> PackedDataset:
+    """Return the dataset of packs; only training is shuffled, and a complete validation reads each pack once."""
     is_complete = split == "validation" and context.complete_validation
     return PackedDataset(
         samples,

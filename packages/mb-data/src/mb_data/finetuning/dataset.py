@@ -142,6 +142,11 @@ class FinetuningDataset(EpochsOfSamples):
         return batch
 
     def _concatenate(self, samples: Sequence[Mapping[str, Tensor]], multiple: int) -> dict[str, Tensor]:
+        """Return samples as one row [1, T] with the boundaries of Transformer Engine's packed attention.
+
+        Each sample is padded to `multiple` tokens, and the row to a multiple of
+        the dataset's by a last sequence of padding alone.
+        """
         lengths = [-(-len(sample["tokens"]) // multiple) * multiple for sample in samples]
         padding = -sum(lengths) % self._multiple
         boundaries = np.cumsum([0, *lengths, *([padding] if padding else [])])

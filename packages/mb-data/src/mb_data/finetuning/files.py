@@ -24,6 +24,11 @@ def sample_files(config: FinetuningDatasetConfig, split: str) -> list[Path]:
 
 
 def _sample_file(root: Path, split: str) -> Path:
+    """Return the one file or folder of a split.
+
+    Raises:
+        DataPathError: There is none, or more than one.
+    """
     existing = [path for path in _candidates(root, split) if path.exists()]
     if not existing:
         instead = {"validation": "set dataset.do_validation=false", "test": "set dataset.do_test=false"}

@@ -187,6 +187,7 @@ def _bad_values(options: FinetuningOptions) -> str | None:
 
 
 def _bad_chat(options: FinetuningOptions, chosen: Mapping[str, Any]) -> str | None:
+    """Return the problem with the options of chats, or None."""
     changed = [name for name in chosen if chosen[name] != getattr(_DEFAULTS, name)]
     if not options.chat:
         idle = [name for name in changed if name in _ONLY_WITH_CHAT]
@@ -215,6 +216,7 @@ def _bad_template(options: FinetuningOptions) -> str | None:
 
 
 def _template_problem(options: FinetuningOptions) -> str | None:
+    """Return the problem with the prompt template, as a clause that begins with "which" or "whose"; or None."""
     try:
         keys = options.keys
         options.prompt_template.format(**dict.fromkeys(keys, ""))

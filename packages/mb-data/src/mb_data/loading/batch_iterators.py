@@ -111,6 +111,7 @@ class BatchIterators:
     def _iterate(
         self, dataset: Any, consumed_samples: int, micro_batch_size: int, global_batch_size: int | None
     ) -> Any:
+        """Return an iterator of microbatches, or one for each model chunk; None on a rank that reads no data."""
         on_all_stages = self.section.is_packed or (self.section.is_padded and self.settings.routed)
         if dataset is None or not (self.ranks.reads_data or on_all_stages):
             return None

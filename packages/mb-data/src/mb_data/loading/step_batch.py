@@ -24,6 +24,8 @@ CONSUMED, BATCH, WORLD = "samples vs steps", "batch-size", "world-size"
 """Names in metrics.jsonl: consumed samples after a step, its samples over all ranks, and processes."""
 WORLD_OF_START = "world_size"
 """Processes in the event with which a run starts or resumes."""
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""Texts in metrics.jsonl in place of numbers that JSON does not support."""
 _LARGEST = 2**63
 _TOKENS = ("tokens", "text_enc", "input_ids")
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
@@ -41,7 +43,7 @@ class StepPosition:
     replicas: int
     """Data-parallel size of the run."""
     metrics: Mapping[str, float]
-    """Metrics of the step."""
+    """Losses, gradient norm and learning rate of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +106,19 @@ def find_step(run: Path, step: int) -> StepPosition:
         samples=samples,
         replicas=max(1, int(world) // ranks),
         metrics={
-            name: value
+            name: number
             for name, value in of_step.items()
-            if ("loss" in name or name in ("grad-norm", "learning-rate")) and isinstance(value, int | float)
+            if ("loss" in name or name in ("grad-norm", "learning-rate"))
+            and (number := _number(value)) is not None
         },
     )
+
+
+def _number(value: object) -> float | None:
+    """Return the value of a metric; None if it is no number, or one that no run writes."""
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST):
+        return value
+    return float(str(value)) if value in _NOT_FINITE else None
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Record of the sample indices of a blend, with which a later start opens them on demand. Standard library only.
 
-The record is a file in the folder of the sample indices. It has the samples of each dataset, the names of its index
-files, and their sizes and modification times. A record with which a file does not agree is not used.
+The record is a JSON file in the folder of the sample indices. It has the number of samples of each dataset, the names
+of its index files, and their sizes and modification times. If one of the files has changed, the record is not used and
+Megatron reads all indices.
 """
 
 import hashlib
@@ -14,7 +15,9 @@ from typing import Any
 
 _FORMAT = 1
 PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
+"""Ends of the names of the index files of one dataset, as Megatron names them."""
 BLEND_FILES = ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
+"""Ends of the names of the index files of a blend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class PartRecord:
     """Dataset of one `.bin`/`.idx` pair."""
 
     prefix: str
+    """Path of the pair without `.bin` and `.idx`."""
     num_samples: int | None
     """Samples requested from it; None: one epoch."""
     name: str
@@ -41,6 +45,7 @@ class SplitRecord:
     name: str | None = None
     """Beginning of the names of the index files of the blend."""
     weights: tuple[float, ...] = ()
+    """Weight of each part in the blend; empty without a blend."""
     size: int | None = None
     """Samples of the blend; None: one epoch."""
 
@@ -56,6 +61,7 @@ class IndexRecord:
     """Sample indices of the splits of a run, in one folder."""
 
     splits: tuple[SplitRecord | None, ...]
+    """Training, validation and test; None: the split has no samples."""
     files: Mapping[str, tuple[int, int]]
     """Size in bytes and modification time in nanoseconds of each index file."""
 
@@ -71,18 +77,23 @@ class IndexRecord:
 
 
 def write_record(path: Path, splits: tuple[SplitRecord | None, ...]) -> None:
-    """Write the record of indices that are complete, in the folder of `path`. A folder that is read-only has none."""
-    sizes = file_states(path.parent)
+    """Write the record of the sample indices in the folder of `path`, if they are complete and the folder is writable.
+
+    Args:
+        path: The file of the record.
+        splits: Datasets of each split.
+    """
+    states = file_states(path.parent)
     names = [name for split in splits if split is not None for name in split.files]
-    if any(name not in sizes for name in names):
+    if any(name not in states for name in names):
         return
-    record = IndexRecord(splits=splits, files={name: sizes[name] for name in names})
+    record = IndexRecord(splits=splits, files={name: states[name] for name in names})
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(_encode(record))
         partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # the next start reads all indices again
+    except OSError:  # a read-only folder or a full disk: the next start reads all indices again
+        partial.unlink(missing_ok=True)
 
 
 def read_record(path: Path, *, compare: bool) -> IndexRecord | None:
@@ -94,7 +105,7 @@ def read_record(path: Path, *, compare: bool) -> IndexRecord | None:
     """
     try:
         record = _decode(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if compare:
         states = file_states(path.parent)
@@ -104,37 +115,44 @@ def read_record(path: Path, *, compare: bool) -> IndexRecord | None:
 
 
 def file_states(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size and modification time in nanoseconds of each file of a folder, by name."""
+    """Return size and modification time in nanoseconds of each file of a folder, by name.
+
+    Another process may write to the folder: a file that is renamed or removed meanwhile is left out.
+    """
     states = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            status = entry.stat()
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
             states[entry.name] = (status.st_size, status.st_mtime_ns)
     return states
 
 
 def _encode(record: IndexRecord) -> str:
-    splits = [None if split is None else _plain(split) for split in record.splits]
+    splits = [None if split is None else _split_to_json(split) for split in record.splits]
     return json.dumps({"format": _FORMAT, "splits": splits, "files": dict(record.files)})
 
 
-def _plain(split: SplitRecord) -> dict[str, Any]:
+def _split_to_json(split: SplitRecord) -> dict[str, Any]:
     parts = [[part.prefix, part.num_samples, part.name] for part in split.parts]
     values = {field.name: getattr(split, field.name) for field in fields(split) if field.name != "parts"}
     return values | {"parts": parts}
 
 
 def _decode(values: Any) -> IndexRecord:
+    """Return the record of a JSON value. Any of the errors that `read_record` handles may be raised."""
     if values["format"] != _FORMAT:
         raise ValueError(f"format {values['format']}")
-    splits = tuple(None if split is None else _split(**split) for split in values["splits"])
+    splits = tuple(None if split is None else _split_from_json(**split) for split in values["splits"])
     files = {name: (size, modified) for name, (size, modified) in values["files"].items()}
     if any(name not in files for split in splits if split is not None for name in split.files):
         raise ValueError("a file without size")
     return IndexRecord(splits=splits, files=files)
 
 
-def _split(parts: list[Any], weights: list[float], **values: Any) -> SplitRecord:
+def _split_from_json(parts: list[Any], weights: list[float], **values: Any) -> SplitRecord:
     part_records = tuple(
         PartRecord(prefix=prefix, num_samples=size, name=name) for prefix, size, name in parts
     )

@@ -85,6 +85,7 @@ def _parquet(
 
 
 def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, Any, float]]:
+    """Yield (first row, record batch, fraction read) of an Arrow file or stream; rows are counted from 1."""
     size, first = path.stat().st_size, 1
     with _mapped(path) as source:
         is_file = source.read(len(_MAGIC)) == _MAGIC

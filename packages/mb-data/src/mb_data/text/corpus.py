@@ -151,6 +151,7 @@ def _tokenize(
     skipped: int,
     progress: Progress | None,
 ) -> None:
+    """Write a pair for each split that has documents, and the record of their numbers, which declares them complete."""
     documents = dict.fromkeys(SPLITS, 0)
     writers: dict[str, IndexedWriter] = {}
     with ExitStack() as stack:
@@ -175,19 +176,18 @@ def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
     try:
         record: dict[str, dict[str, Any]] = json.loads((folder / _RECORD).read_text())
         prefixes = {split: str(folder / split) for split in SPLITS if record["files"][split]}
-        tokens = {split: verify_prefix(prefix).tokens for split, prefix in prefixes.items()}
-    except (FileNotFoundError, DataPathError, IndexedFormatError, json.JSONDecodeError, KeyError):
+        if any(verify_prefix(prefix).tokens != record["tokens"][split] for split, prefix in prefixes.items()):
+            return None
+        return TokenizedCorpus(
+            train=prefixes["train"],
+            valid=prefixes.get("valid"),
+            test=prefixes.get("test"),
+            reused=reused,
+            tokens=record["tokens"],
+            files=record["files"],
+        )
+    except (FileNotFoundError, DataPathError, IndexedFormatError, ValueError, KeyError, TypeError):
         return None
-    if any(tokens[split] != record["tokens"][split] for split in tokens):
-        return None
-    return TokenizedCorpus(
-        train=prefixes["train"],
-        valid=prefixes.get("valid"),
-        test=prefixes.get("test"),
-        reused=reused,
-        tokens=record["tokens"],
-        files=record["files"],
-    )
 
 
 def _load_with_tokenizer(folder: Path, *, reused: bool) -> PreparedCorpus | None:

@@ -74,6 +74,11 @@ def read_rows(
 
 
 def _csv_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[tuple[Rows, int]]:
+    """Yield rows of a CSV file in batches, each with the bytes of the file that are read so far.
+
+    Raises:
+        BadDocumentError: A line is not CSV, or not UTF-8.
+    """
     csv.field_size_limit(sys.maxsize)  # the default rejects documents of more than 128 KiB
     rows: Rows = []
     size = 0

@@ -224,6 +224,10 @@ def reject_json_lines(content: bytes, path: Path, *, json_key: str | None = None
 
 
 def _line_chunks(part: InputRange, chunk_bytes: int) -> Iterator[DocumentChunk]:
+    """Yield the lines of a part of a file in chunks; the last chunk may be empty, and reports the bytes that remain.
+
+    A part begins at the first line that starts in it, and ends with the last one that does.
+    """
     path = part.path
     lines: list[bytes | BadDocumentError] = []
     size, first = 0, 1

@@ -24,6 +24,7 @@ from mb_data.text.shards.manifest import is_sharded, read_manifest
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, code of the token type, number of sequences and of document boundaries."""
 CODES = {
     "uint8": 1,
     "int8": 2,
@@ -34,11 +35,11 @@ CODES = {
     "float32": 7,
     "uint16": 8,
 }
+"""Token type to its code in the header."""
 _BLOCK = 1 << 16
 """Documents whose part of an index is computed at a time."""
-
-_BYTES_PER_SEQUENCE = 4 + 8
-_BYTES_PER_BOUNDARY = 8
+_BYTES_PER_LENGTH, _BYTES_PER_OFFSET, _BYTES_PER_BOUNDARY = 4, 8, 8
+_BYTES_PER_SEQUENCE = _BYTES_PER_LENGTH + _BYTES_PER_OFFSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +56,20 @@ class IndexedSummary:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the smallest type that Megatron uses for a vocabulary: uint16 up to 65,536 entries, otherwise int32."""
+    """Return the smaller of Megatron's two types that holds every id: uint16 up to 65,536 entries, otherwise int32.
+
+    Megatron's own preprocessing changes to int32 at 65,500 entries. Readers take the type from the header.
+    """
     return np.dtype(np.uint16 if vocab_size <= np.iinfo(np.uint16).max + 1 else np.int32)
 
 
 class IndexedWriter:
     """Context manager that writes the documents of a `.bin`/`.idx` pair.
 
-    The files are written under temporary names. They are renamed when the block ends without an exception, the `.idx`
-    last, so that an interruption between the two leaves a pair without an index, which readers reject. After an
-    exception no files remain. Memory holds four bytes per document.
+    The files are written under temporary names. When the block ends without an exception, they replace a pair of the
+    same prefix: its `.idx` is removed first and the new one is put in place last, so that an interruption leaves a pair
+    without an index, which readers reject. After an exception in the block no new files remain. Memory holds four bytes
+    per document.
 
     Args:
         prefix: Path without `.bin` and `.idx`. Its folder must exist.
@@ -90,7 +95,7 @@ class IndexedWriter:
         return self
 
     def add_document(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Append one document.
+        """Append one document, given as its token ids, [tokens].
 
         Raises:
             ValueError: A token id does not fit the token type.
@@ -98,7 +103,11 @@ class IndexedWriter:
         self.add_documents(np.asarray(tokens, dtype=np.int64), lengths=[len(tokens)])
 
     def add_documents(self, tokens: NDArray[Any], *, lengths: Sequence[int]) -> None:
-        """Append documents that are concatenated in `tokens`.
+        """Append documents.
+
+        Args:
+            tokens: Token ids of all documents, one after the other, integers [sum of the lengths].
+            lengths: Tokens of each document.
 
         Raises:
             ValueError: A token id does not fit the token type, or the lengths do not sum to the number of tokens.
@@ -138,6 +147,7 @@ class IndexedWriter:
         try:
             if kind is None:
                 write_index(_partial_path(self._idx), np.asarray(self._lengths, np.int32), dtype=self.dtype)
+                self._idx.unlink(missing_ok=True)  # it would describe other tokens
                 _partial_path(self._bin).replace(self._bin)
                 _partial_path(self._idx).replace(self._idx)
         finally:
@@ -197,7 +207,7 @@ def verify_prefix(prefix: str | Path) -> IndexedSummary:
 
 
 def index_summary(idx_path: Path) -> IndexedSummary:
-    """Return the sizes of an index and of the tokens it describes, which are not looked at.
+    """Return the sizes of an index and of the tokens that it describes. Does not read the `.bin` file.
 
     Raises:
         DataPathError: The index does not exist.
@@ -225,7 +235,7 @@ def index_summary(idx_path: Path) -> IndexedSummary:
 
 
 def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
-    """Return the memory-mapped lengths of the sequences of a pair, in tokens.
+    """Return the memory-mapped lengths of the sequences of a pair, in tokens, int32 [sequences].
 
     Raises:
         DataPathError: The index does not exist.
@@ -240,7 +250,9 @@ def sequence_lengths(prefix: str | Path) -> NDArray[np.int32]:
 
 
 def read_lengths(idx_path: Path) -> NDArray[np.int32]:
-    """Return the lengths of the sequences of an index, in tokens, read into memory; the index may be remote.
+    """Return the lengths of the sequences of an index, in tokens, int32 [sequences], read into memory.
+
+    In contrast to `sequence_lengths`, the index may be in object storage.
 
     Raises:
         DataPathError: The index does not exist.
@@ -248,10 +260,11 @@ def read_lengths(idx_path: Path) -> NDArray[np.int32]:
     """
     with _open_index(idx_path) as stream:
         _, sequences, _ = _read_header(stream, idx_path)
-        return np.frombuffer(stream.read(4 * sequences), np.int32)
+        return np.frombuffer(stream.read(_BYTES_PER_LENGTH * sequences), np.int32)
 
 
 def _partial_path(path: Path) -> Path:
+    """Return the temporary name of a file, in the same folder, so that a rename replaces the file at once."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -269,18 +282,23 @@ def _bytes_of_shards(prefix: str | Path) -> int:
         except FileNotFoundError as error:
             raise DataPathError(
                 f"{file.path}: no such file, but the manifest of {prefix} names it. Copy it, or build the data again; "
-                "shards that are whole are kept."
+                "complete shards are kept."
             ) from error
         if size != file.bytes:
             raise IndexedFormatError(
                 f"{file.path}: {size} bytes found, {file.bytes} expected according to the manifest; it is truncated or "
-                "was replaced. Build the data again; shards that are whole are kept."
+                "was replaced. Build the data again; complete shards are kept."
             )
         total += size
     return total
 
 
 def _require_pair(bin_path: Path, idx_path: Path) -> None:
+    """Check that both files exist; of a pair in shards only the index does.
+
+    Raises:
+        DataPathError: A file does not exist.
+    """
     existing = [path for path in (bin_path, idx_path) if path.is_file()]
     prefix = str(bin_path)[: -len(".bin")]
     if len(existing) == 2 or (existing == [idx_path] and is_sharded(prefix)):
@@ -328,7 +346,11 @@ def _open_index(idx_path: Path) -> BinaryIO:
 
 
 def _read_header(stream: BinaryIO, idx_path: Path) -> tuple[str, int, int]:
-    """Return the token type, the number of sequences and of document boundaries."""
+    """Return the token type, the number of sequences and of document boundaries.
+
+    Raises:
+        IndexedFormatError: The file is no index, is shorter than a header, or has another version or type.
+    """
     header = stream.read(HEADER.size)
     if not header.startswith(MAGIC[: len(header)]):
         raise IndexedFormatError(
@@ -351,12 +373,18 @@ def _read_header(stream: BinaryIO, idx_path: Path) -> tuple[str, int, int]:
 
 
 def _count_tokens(idx_path: Path, *, sequences: int, boundaries: int, itemsize: int) -> int:
-    """Return the number of tokens up to the end of the last sequence. Check that the last entries are consistent."""
+    """Return the number of tokens up to the end of the last sequence, without reading all lengths.
+
+    Raises:
+        IndexedFormatError: The last entries contradict each other.
+    """
     with idx_path.open("rb") as stream:
-        ends = HEADER.size + sequences * _BYTES_PER_SEQUENCE
-        length = _read_int(stream, HEADER.size + (sequences - 1) * 4, size=4) if sequences else 0
-        offset = _read_int(stream, ends - 8, size=8) if sequences else 0
-        last = _read_int(stream, ends + (boundaries - 1) * _BYTES_PER_BOUNDARY, size=8)
+        lengths_end = HEADER.size + sequences * _BYTES_PER_LENGTH
+        offsets_end = lengths_end + sequences * _BYTES_PER_OFFSET
+        boundaries_end = offsets_end + boundaries * _BYTES_PER_BOUNDARY
+        length = _read_int_before(lengths_end, stream, size=_BYTES_PER_LENGTH) if sequences else 0
+        offset = _read_int_before(offsets_end, stream, size=_BYTES_PER_OFFSET) if sequences else 0
+        last = _read_int_before(boundaries_end, stream, size=_BYTES_PER_BOUNDARY)
     if last != sequences or length < 0 or offset < 0 or offset % itemsize:
         raise IndexedFormatError(
             f"{idx_path}: the last document ends at sequence {last} of {sequences}, and the last sequence has {length} "
@@ -365,6 +393,7 @@ def _count_tokens(idx_path: Path, *, sequences: int, boundaries: int, itemsize: 
     return offset // itemsize + length
 
 
-def _read_int(stream: BinaryIO, position: int, *, size: int) -> int:
-    stream.seek(position)
+def _read_int_before(end: int, stream: BinaryIO, *, size: int) -> int:
+    """Return the integer of `size` bytes that ends at a byte of a file."""
+    stream.seek(end - size)
     return int.from_bytes(stream.read(size), "little", signed=True)

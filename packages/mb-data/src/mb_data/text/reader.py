@@ -130,6 +130,7 @@ def examine_prefix(
 
 
 def _index_problems(reader: IndexedReader) -> Iterator[str]:
+    """Yield what is wrong with lengths, offsets and document boundaries. Reads the complete index."""
     path = pair_paths(reader.prefix)[1]
     negative = np.flatnonzero(reader.lengths < 0)
     if negative.size:
@@ -157,11 +158,12 @@ def _shard_problems(prefix: str | Path) -> Iterator[str]:
         if file_digest(file.path) != file.digest:
             yield (
                 f"{file.path}: has another hash than when it was built; it was damaged or replaced. Remove it, and "
-                "build the data again; shards that are whole are kept."
+                "build the data again; complete shards are kept."
             )
 
 
 def _token_problems(reader: IndexedReader, vocab_size: int, progress: Progress | None) -> Iterator[str]:
+    """Yield the first token id that the tokenizer does not have. Reads the complete `.bin` file."""
     total = reader.tokens.size
     for start in range(0, total, BLOCK):
         block = np.asarray(reader.tokens[start : start + BLOCK])

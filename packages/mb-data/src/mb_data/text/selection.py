@@ -121,6 +121,11 @@ class Selection:
 
     @staticmethod
     def _call(reference: str, row: Row, location: Location, *, returns: type) -> Any:
+        """Call a function of the user on a row.
+
+        Raises:
+            DocumentFunctionError: It raises an exception, or returns another type.
+        """
         try:
             value = load_function(reference)(row)
         except DocumentFunctionError:

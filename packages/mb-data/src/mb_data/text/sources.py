@@ -201,6 +201,11 @@ def _held_out_splits(config: TextCorpusConfig) -> list[str]:
 
 
 def _source_paths(config: TextCorpusConfig) -> Iterator[tuple[Path, str]]:
+    """Yield each file of the sources with its name; without sources, of Python's standard library.
+
+    Raises:
+        DataPathError: A source does not exist.
+    """
     if config.sources is None:
         library = Path(sysconfig.get_path("stdlib"))
         for parts in sorted(_library_files(library)):

@@ -132,6 +132,11 @@ def load_saved_tokenizer(folder: Path | None, config: TokenizerConfig) -> Tokeni
 
 
 def _load_described(source: TokenizerConfig) -> Tokenizer:
+    """Load the tokenizer that a section describes.
+
+    Raises:
+        TokenizerError: The type is not supported, or a field that it needs is not set.
+    """
     kind, model = source.tokenizer_type, source.tokenizer_model
     if kind == "ByteTokenizer":
         return ByteTokenizer()

@@ -191,6 +191,11 @@ def _choice(name: str, choices: Mapping[str, Any], value: str) -> Any:
 
 
 def _overrides(name: str, value: object) -> Iterator[str]:
+    """Yield the overrides of this project for one argument of CloudAI.
+
+    Raises:
+        CloudaiTestError: The value is a list, which describes several launches.
+    """
     if name in _LISTS:
         value = [*list_items(value)]
         if name == "recompute_modules" and value:

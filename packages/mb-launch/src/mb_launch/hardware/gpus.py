@@ -18,17 +18,20 @@ from pathlib import Path
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """Folder of NVIDIA's driver, with one subfolder for each device."""
 DEVICE_FILES = Path("/dev")
+"""Folder of the device files: nvidia0, nvidia1, ..., and dxg under WSL."""
 SYSTEM = Path("/sys")
+"""Folder in which the kernel describes PCI devices."""
 
 QUERY = ("name", "uuid", "pci.bus_id", "memory.total", "driver_version")
 """Fields queried from `nvidia-smi`; memory is in MiB."""
 TIMEOUT_SECONDS = 60.0
+"""Seconds that `nvidia-smi`, or torch in a subprocess, may take."""
 
 TORCH_QUERY = """
 import json, torch
 found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
 print(json.dumps([
-    {"name": each.name, "memory": each.total_memory, "uuid": f"GPU-{getattr(each, 'uuid', '')}",
+    {"name": each.name, "memory": each.total_memory, "uuid": f"GPU-{each.uuid}" if hasattr(each, "uuid") else None,
      "bus": [getattr(each, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]}
     for each in found
 ]))
@@ -40,12 +43,15 @@ class GpuFacts:
     """One GPU of this machine; fields that the source does not report are None."""
 
     name: str
+    """Model, such as "NVIDIA H200"."""
     uuid: str | None = None
+    """NVIDIA's identifier, such as "GPU-5c3d...", which CUDA_VISIBLE_DEVICES may contain."""
     bus_id: str | None = None
     """PCI address in the kernel's notation, such as "0000:17:00.0"."""
     memory_gib: float | None = None
     driver_version: str | None = None
     numa_node: int | None = None
+    """NUMA node that the GPU is attached to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +62,19 @@ class GpuSources:
     device_files: Path = DEVICE_FILES
     system: Path = SYSTEM
     nvidia_smi: str = "nvidia-smi"
+    """Name or path of the program."""
     python: str = sys.executable
+    """Interpreter of the subprocess that imports torch."""
 
 
 THIS_MACHINE = GpuSources()
 
 
 def read_gpus(*, details: bool = False, sources: GpuSources = THIS_MACHINE) -> tuple[GpuFacts, ...]:
-    """Return the GPUs of this machine in the order of their PCI addresses.
+    """Return the GPUs of this machine in the order of their PCI addresses; empty if no source lists any.
 
     Args:
-        details: Prefer `nvidia-smi`, which reports the memory; it may take a second.
+        details: Prefer `nvidia-smi`, which reports the memory, but may take a second.
         sources: Folders and programs to read.
     """
     readers = [_from_driver, _from_nvidia_smi, _from_torch]
@@ -152,6 +160,7 @@ def kernel_bus_id(text: str) -> str | None:
 
 
 def _from_driver(sources: GpuSources) -> list[GpuFacts]:
+    """Return the GPUs that the driver lists in /proc, without their memory."""
     version = None
     try:
         text = (sources.driver.parent / "version").read_text()
@@ -175,6 +184,7 @@ def _from_driver(sources: GpuSources) -> list[GpuFacts]:
 
 
 def _from_nvidia_smi(sources: GpuSources) -> list[GpuFacts]:
+    """Return the GPUs that `nvidia-smi` lists; none if it is missing, fails, or prints other columns."""
     program = shutil.which(sources.nvidia_smi)
     if program is None:
         return []
@@ -192,6 +202,10 @@ def _from_nvidia_smi(sources: GpuSources) -> list[GpuFacts]:
 
 
 def _from_torch(sources: GpuSources) -> list[GpuFacts]:
+    """Return all GPUs that torch lists without CUDA_VISIBLE_DEVICES, which `visible_gpus` applies later.
+
+    Importing torch takes seconds: without a device file of a GPU none is assumed.
+    """
     if not any(sources.device_files.glob("nvidia[0-9]*")) and not (sources.device_files / "dxg").exists():
         return []
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

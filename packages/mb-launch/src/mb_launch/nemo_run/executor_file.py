@@ -9,6 +9,7 @@ import yaml
 
 from mb_launch.errors import ExecutorFileError
 from mb_launch.secret_names import is_secret_variable
+from mb_launch.yaml_values import load_yaml
 
 KINDS = ("local", "slurm", "docker", "kubeflow", "skypilot", "skypilot_jobs", "dgxcloud", "lepton")
 """Kinds of executors."""
@@ -59,7 +60,7 @@ def read_executor(text: str, settings: Sequence[str] = ()) -> ExecutorRequest:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = load_yaml(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ExecutorFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -70,6 +71,11 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _set(fields: dict[str, Any], setting: str) -> None:
+    """Set a field, of the executor or of a mapping in it, to the value of `FIELD=VALUE` or `FIELD.KEY=VALUE`.
+
+    Raises:
+        ExecutorFileError: The text has another form, or a name before the last is not a mapping.
+    """
     name, equals, text = setting.partition("=")
     *parents, last = name.split(".")
     if not equals or not all((*parents, last)):
@@ -79,7 +85,7 @@ def _set(fields: dict[str, Any], setting: str) -> None:
         if not isinstance(fields, dict):
             raise ExecutorFileError(f"--set: {name} is set, but {parent} is not a mapping. Correct the name.")
     try:
-        fields[last] = yaml.safe_load(text)
+        fields[last] = load_yaml(text)
     except yaml.YAMLError as error:
         raise ExecutorFileError(f"--set: {text!r} is not a value in YAML. Quote it.") from error
 

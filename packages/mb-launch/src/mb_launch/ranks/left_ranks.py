@@ -147,6 +147,11 @@ class LeftRanks:
         self._thread.join()
 
     def _watch(self) -> None:
+        """Poll the ranks until the launch ends, in a thread.
+
+        Kill the ranks that wait for one that ended too early. Interrupt the launcher if all ranks that are left
+        have sent their results, so that they only wait for one another.
+        """
         all_ended: float | None = None
         while not self._stopped.wait(POLL_SECONDS):
             self._look()

@@ -116,6 +116,11 @@ class SlurmJob:
             raise _bad("container_mounts", self.container_mounts, "has no effect without an image", fix)
 
     def _check_lists(self) -> None:
+        """Check environment variables and further options of sbatch.
+
+        Raises:
+            SlurmJobError: One of them has another form, or the value of a variable is a secret.
+        """
         for name in ("env", "sbatch"):
             values = getattr(self, name)
             if isinstance(values, str) or not all(isinstance(value, str) for value in values):

@@ -45,12 +45,23 @@ _OPTIONS: Mapping[str, tuple[type, str, str]] = {
 
 
 def option(name: str, text: str, **more: Any) -> Any:
-    """Return an option whose default is not printed."""
+    """Return an option of typer. Its default is not printed: it is None, and the text names what None means.
+
+    Args:
+        name: Option, such as `--nodes`.
+        text: Help.
+        more: Further arguments of `typer.Option`.
+    """
     return typer.Option(name, help=text, show_default=False, **more)
 
 
 def job_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each field of `SlurmJob` to a command, which receives the values that are given as `given`."""
+    """Add an option for each field of `SlurmJob` to a command, in its help after its first two options.
+
+    Args:
+        function: The command, all of whose parameters are passed as keywords. It receives the options that the user has
+            given as the parameter `given`: field to value.
+    """
 
     @wraps(function)
     def command(**values: Any) -> None:
@@ -60,6 +71,7 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
     own = [each for each in inspect.signature(function).parameters.values() if each.name != "given"]
     added = [_parameter(name, *described) for name, described in _OPTIONS.items()]
     parameters = [*own[:2], *added, *own[2:]]
+    # typer reads the signature for the order, and the annotations for the types
     setattr(  # noqa: B010 - functions have no such attribute for a type checker
         command,
         "__signature__",
@@ -70,5 +82,6 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(name: str, value_type: Any, flag: str, text: str) -> inspect.Parameter:
+    """Return the parameter of a command for a field of `SlurmJob`; None: the option is not given."""
     annotation = Annotated[value_type | None, option(flag, text)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

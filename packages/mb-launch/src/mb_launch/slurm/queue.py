@@ -13,6 +13,7 @@ from pathlib import Path
 from mb_launch.errors import JobNotFoundError, SlurmCommandError, SlurmJobError
 from mb_launch.slurm.job import SlurmJob, SlurmRun
 from mb_launch.slurm.script import passed_names, sbatch_script
+from mb_schema.json_rows import parse_row
 
 _JOBS_FILE = "jobs.jsonl"
 _FIELDS = ("JobState", "Reason", "RunTime", "TimeLimit", "Restarts", "NodeList")
@@ -87,7 +88,7 @@ def record_job(folder: Path, number: int) -> None:
 
 
 def read_jobs(folder: Path) -> list[int]:
-    """Return the numbers of the jobs of a run folder, oldest first.
+    """Return the numbers of the jobs of a run folder, oldest first, without those of lines that are cut short.
 
     Raises:
         JobNotFoundError: No job was submitted for this folder.
@@ -97,7 +98,8 @@ def read_jobs(folder: Path) -> list[int]:
         raise JobNotFoundError(
             f"{folder}: holds no {file.relative_to(folder)}: no Slurm job was queued for this run."
         )
-    return [json.loads(line)["job"] for line in file.read_text().splitlines()]
+    rows = [parse_row(line) or {} for line in file.read_bytes().splitlines()]
+    return [row["job"] for row in rows if type(row.get("job")) is int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

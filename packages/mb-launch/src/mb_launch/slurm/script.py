@@ -1,4 +1,7 @@
-"""The sbatch script of a run. The standard library only."""
+"""The sbatch script of a run: options, environment, signals, the start of the ranks, and requeueing.
+
+The standard library only.
+"""
 
 import shlex
 from collections.abc import Iterator
@@ -28,22 +31,24 @@ done
 wait "$ranks"
 code=$?
 """
-# ENDED is replaced by the condition under which the job has been stopped and has saved.
+# HAS_SAVED is replaced by the condition under which the job was stopped and has saved.
 _REQUEUE = """\
 # On preemption Slurm signals the ranks and not this script, but records the time. A job that was cancelled is not
 # RUNNING any more, and does not enter the queue again.
 job=$(scontrol show job --oneliner "$SLURM_JOB_ID")
 case "$job" in *" PreemptTime=2"*) stopped=yes ;; esac
-if ENDED; then
+if HAS_SAVED; then
     case "$job" in *" JobState=RUNNING "*) scontrol requeue "$SLURM_JOB_ID" ;; esac
 fi
 """
-_HEAD = """\
+# The launchers of all nodes meet at the first node of the job. Two jobs on one node have different ports.
+_RENDEZVOUS = """\
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node --oneliner "$head" | grep -o "NodeAddr=[^ ]*" | cut -d = -f 2)
 port=$((20000 + SLURM_JOB_ID % 20000))
 """
 DEFAULT_RESTARTS = 3
+"""Restarts by ft_launcher if `SlurmJob.max_restarts` is None."""
 SETUP_SECONDS, STEP_SECONDS, CHECKPOINTING_SECONDS = 600, 180, 420
 """Time limits of the sections of a rank, after which ft_launcher restarts the ranks; those of Megatron-Bridge. A rank
 that reports no sections is not limited."""
@@ -66,19 +71,22 @@ def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
         name, _, text = setting.partition("=")
         exports.append(f"export {name}={shlex.quote(text)}")
     exports += _gpu_exports(job)
-    before = (
-        f"{job.lead_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
-    )
-    stop = _STOP.format(when=before if job.lead_seconds else "On preemption Slurm sends TERM.")
+    when = "On preemption Slurm sends TERM."
+    if job.lead_seconds:
+        when = (
+            f"{job.lead_seconds} s before the time limit Slurm sends USR1 to this script; on preemption TERM."
+        )
+    stop = _STOP.format(when=when)
     parts = ["\n".join(lines), "\n".join(exports), stop.rstrip(), f"{_srun(job, run)} &\n{_WAIT.rstrip()}"]
     # ft_launcher that is stopped by a signal does not exit with 0, although its ranks have saved
-    ended = '[ "$stopped" = yes ]' if job.ft_launcher else '[ "$stopped" = yes ] && [ "$code" = 0 ]'
+    has_saved = '[ "$stopped" = yes ]' if job.ft_launcher else '[ "$stopped" = yes ] && [ "$code" = 0 ]'
     if job.requeue:
-        parts.append(_REQUEUE.rstrip().replace("ENDED", ended))
+        parts.append(_REQUEUE.rstrip().replace("HAS_SAVED", has_saved))
     return "\n\n".join([*filter(None, parts), 'exit "$code"']) + "\n"
 
 
 def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
+    """Yield the options of the script for sbatch; those of `SlurmJob.sbatch` are last, so that they prevail."""
     yield f"--job-name={job.job_name or run.folder.name}"
     yield f"--nodes={job.nodes}"
     yield f"--ntasks-per-node={1 if job.ft_launcher else job.ranks_per_node}"
@@ -104,6 +112,7 @@ def passed_names(job: SlurmJob) -> list[str]:
 
 
 def _srun(job: SlurmJob, run: SlurmRun) -> str:
+    """Return the command that starts each rank, or an ft_launcher on each node, after the lines that it needs."""
     options = ["--kill-on-bad-exit=1", "--open-mode=append", f"--output={run.logs}/%j-rank%t.log"]
     if job.cpus_per_task is not None:  # srun does not take it from sbatch since Slurm 22.05
         options.append(f"--cpus-per-task={job.cpus_per_task}")
@@ -115,7 +124,7 @@ def _srun(job: SlurmJob, run: SlurmRun) -> str:
         options.append(f"--container-workdir={run.work_dir}")
     words = [*map(shlex.quote, options), *_launcher(job), shlex.join(run.command)]
     command = " \\\n    ".join(["srun", *words])
-    return _HEAD + command if job.ft_launcher else command
+    return _RENDEZVOUS + command if job.ft_launcher else command
 
 
 def _gpu_exports(job: SlurmJob) -> list[str]:
@@ -146,6 +155,6 @@ def _launcher(job: SlurmJob) -> list[str]:
 
 def _section_timeouts(job: SlurmJob) -> str:
     """Return the time limits of the sections: a save may take three times as long as predicted, and so may a load."""
-    more = 3 * (job.save_seconds or 0)
-    saving = max(CHECKPOINTING_SECONDS, more)
-    return f"setup:{SETUP_SECONDS + more},step:{STEP_SECONDS},checkpointing:{saving}"
+    longest_save = 3 * (job.save_seconds or 0)
+    saving = max(CHECKPOINTING_SECONDS, longest_save)
+    return f"setup:{SETUP_SECONDS + longest_save},step:{STEP_SECONDS},checkpointing:{saving}"

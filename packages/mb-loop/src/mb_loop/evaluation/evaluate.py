@@ -30,6 +30,7 @@ _EVENTS: dict[EvaluationKind, tuple[EventName, EventName, EventName, EventName]]
     "eval": ("on_eval_start", "on_eval_step_start", "on_eval_step_end", "on_eval_end"),
     "test": ("on_test_start", "on_test_step_start", "on_test_step_end", "on_test_end"),
 }
+"""Events at the start of an evaluation, before and after each batch, and at its end."""
 
 
 def evaluate(parts: TrainParts, state: GlobalState, *, kind: EvaluationKind = "eval") -> dict[str, float]:
@@ -128,8 +129,8 @@ class ScheduledEvaluation:
         parts: as for `evaluate`.
         state: counters and settings.
         hooks: disabled during each evaluation, so that all parameters are gathered.
-        stop_evaluation: called before each batch but the first.
-        around: returns the context of one evaluation.
+        stop_evaluation: as the field of `TrainParts`; here it is always set.
+        around: returns a context manager that is entered for each evaluation, such as one that measures its time.
 
     Raises:
         TrainSettingsError: there is no validation data on a rank that reads training data, or there is some
@@ -178,7 +179,7 @@ class ScheduledEvaluation:
             )
 
     def __call__(self, step: int) -> None:
-        """Evaluate if a validation is due after this step."""
+        """Evaluate if a validation is due after this step. Collective then; raises what `evaluate` raises."""
         if not evaluation_due(self._state.cfg.validation, self._state.train_state):
             return
         with self._around(), checks_paused(self._parts.rerun_machine):
@@ -210,7 +211,7 @@ def run_evaluation(
     non_loss: NonLossData | None = None,
     empty_cache: Callable[[], object] = torch.cuda.empty_cache,
 ) -> dict[str, float] | None:
-    """Run `evaluate` with components that are already built; state and model are those of `events`.
+    """Run `evaluate` with components that are already built; state and model are those of `events`. Collective.
 
     With `train.empty_unused_memory_level` of 1 or more, `empty_cache` releases unused device memory after each batch.
 
@@ -228,7 +229,7 @@ def run_evaluation(
         return None
     start, _step_start, _step_end, end = _EVENTS[kind]
     counters, batch = state.train_state, evaluation_batch(state.cfg)
-    full_count = (
+    count_at_end = (
         counters.consumed_valid_samples
         + sum(validation_set.batches for validation_set in sets) * batch.samples
     )
@@ -253,13 +254,13 @@ def run_evaluation(
             )
             if rows is None:
                 losses, complete = {}, False
-                counters.consumed_valid_samples = full_count  # as if every batch had been read
+                counters.consumed_valid_samples = count_at_end  # as if every batch of every set had been read
                 break
             suffix = f" {validation_set.name}" if validation_set.name else ""
             averages = _averages(*rows, groups=groups)
             losses.update({f"{name}{suffix}": loss for name, loss in averages.items() if loss is not None})
             _warn_undefined([f"{name}{suffix}" for name, loss in averages.items() if loss is None], kind=kind)
-        if complete:
+        if complete:  # `forward` is that of the last set
             non_loss.collect_and_process(forward, model=events.model, step=counters.step)
         events(end, total_loss_dict=losses if complete else None)
     return losses if complete else None
@@ -274,7 +275,15 @@ def _run_batches(
     stop_evaluation: StopEvaluation,
     after_batch: Callable[[], object] | None,
 ) -> tuple[list[str], Tensor | None] | None:
-    """Return loss names and [sum, count] rows (float64) over all batches; None if the evaluation was stopped early."""
+    """Return the K loss names and their sums and counts over the batches of a set, on this rank.
+
+    Returns:
+        Names and rows [sum, count], float64 [K, 2] on the device of the losses; no names and no rows on all but the
+        last pipeline stage. None if the evaluation was stopped early.
+
+    Raises:
+        LossShapeError: batches report different losses, or a loss that cannot be averaged.
+    """
     state: GlobalState = events.state
     _start, step_start, step_end, _end = _EVENTS[kind]
     names: list[str] = []
@@ -301,16 +310,20 @@ def _run_batches(
 
 
 def _averages(names: list[str], rows: Tensor | None, *, groups: LossGroups | None) -> dict[str, float | None]:
-    """Return the average of each loss; None if nothing was counted on any rank."""
+    """Return the average of each loss over all data-parallel ranks; None if nothing was counted on any of them.
+
+    Collective over `groups.dp_cp`; adds the other ranks to `rows` in place. One host synchronisation.
+    """
     if rows is None:
         return {}
     if groups is not None:
         torch.distributed.all_reduce(rows, group=groups.dp_cp)
-    averages = zip(names, rows[:, 1].tolist(), (rows[:, 0] / rows[:, 1]).tolist(), strict=True)
-    return {name: average if count else None for name, count, average in averages}
+    sums = zip(names, rows.tolist(), strict=True)
+    return {name: total / count if count else None for name, (total, count) in sums}
 
 
 def _warn_undefined(names: Sequence[str], *, kind: EvaluationKind) -> None:
+    """Warn of losses that are averages over no token."""
     if names:
         warnings.warn(
             f"{'validation' if kind == 'eval' else 'test'}: {', '.join(names)} is not defined, because none of the "
@@ -322,6 +335,7 @@ def _warn_undefined(names: Sequence[str], *, kind: EvaluationKind) -> None:
 
 @contextmanager
 def _evaluation_mode(model: Sequence[Any]) -> Iterator[None]:
+    """Set each chunk to evaluation mode for the block, and back to the mode that it had."""
     modes = [chunk.training for chunk in model]
     for chunk in model:
         chunk.eval()

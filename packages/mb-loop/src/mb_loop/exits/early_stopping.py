@@ -11,9 +11,11 @@ from mb_loop.errors import LoopError, TrainSettingsError
 from mb_loop.evaluation.validation import evaluation_possible
 
 _WORST = math.inf
-"""Score without any value so far, and of a value that is NaN: every number is better."""
-_BEST_ACROSS_RANKS = -sys.float_info.max
-"""Score of an infinite value, which nothing exceeds, among those of all ranks: there, -inf is that of no value."""
+"""Score before the first value, and of NaN. A score is the metric with the sign that makes lower scores better."""
+_NO_METRIC = -math.inf
+"""Score of a rank without the metric, in the maximum over all ranks: every other score exceeds it."""
+_LOWEST_EXCHANGED = -sys.float_info.max
+"""Replaces the score -inf in the maximum over all ranks, where -inf is `_NO_METRIC`."""
 
 
 class EarlyStoppingSettings(Protocol):
@@ -33,11 +35,15 @@ class EarlyStoppingSettings(Protocol):
 
     @property
     def early_stop_mode(self) -> Literal["min", "max"]:
-        """Whether a lower or a higher value is better."""
+        """Whether a lower value ("min") or a higher one ("max") is better."""
 
 
 def early_stopping(train: EarlyStoppingSettings) -> "EarlyStopping | None":
-    """Return the callback that the section configures, or None."""
+    """Return the callback that the section configures; None if `early_stop_patience` is None.
+
+    Raises:
+        TrainSettingsError: as for `EarlyStopping`.
+    """
     if train.early_stop_patience is None:
         return None
     return EarlyStopping(
@@ -109,7 +115,7 @@ class EarlyStopping(Callback):
 
         Not collective: on several ranks, pass the same value on each.
         """
-        self._record(_WORST if math.isnan(value) else self._sign * value)
+        self._record(self._score(value))
         return self._is_exhausted
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -130,18 +136,20 @@ class EarlyStopping(Callback):
     def on_eval_end(self, context: CallbackContext) -> None:
         """Record the metric of an evaluation that was not stopped early. Collective over the world.
 
+        An evaluation without the metric does not count: its loss may be undefined, because no token was in it.
+
         Raises:
-            TrainSettingsError: on all ranks: no evaluation has had the metric.
+            TrainSettingsError: on all ranks: the first evaluation has no such metric, so its name is wrong.
         """
         if context.total_loss_dict is None:
             return
         value = context.total_loss_dict.get(self.metric)
-        local_score = -math.inf
+        local_score = _NO_METRIC
         if value is not None:
-            local_score = max(_BEST_ACROSS_RANKS, _WORST if math.isnan(value) else self._sign * value)
+            local_score = max(_LOWEST_EXCHANGED, self._score(value))
         score = max_across_ranks(local_score)
-        if score != -math.inf:
-            self._record(-math.inf if score == _BEST_ACROSS_RANKS else score)
+        if score != _NO_METRIC:
+            self._record(-math.inf if score == _LOWEST_EXCHANGED else score)
         elif self._best == _WORST and not self._without_improvement:
             names = ", ".join(map(repr, context.total_loss_dict)) or "none on this rank"
             raise TrainSettingsError(
@@ -152,9 +160,9 @@ class EarlyStopping(Callback):
         """Return the reason to end training after this step, or None; identical on all ranks."""
         if not self._is_exhausted:
             return None
+        problem = "was NaN or infinite" if self.best is None else f"has not improved on {self.best:.6g}"
         return (
-            f"{self.metric} has not improved on {self.best:.6g} in {self._without_improvement} evaluations "
-            f"(patience {self.patience})"
+            f"{self.metric} {problem} in {self._without_improvement} evaluations (patience {self.patience})"
         )
 
     def state_dict(self) -> dict[str, float | int | str]:
@@ -190,8 +198,11 @@ class EarlyStopping(Callback):
     def _is_exhausted(self) -> bool:
         return self._without_improvement >= self.patience
 
+    def _score(self, value: float) -> float:
+        return _WORST if math.isnan(value) else self._sign * value
+
     def _record(self, score: float) -> None:
-        """Record a score, of which a lower one is better."""
+        """Keep a score if it is better than the best one, else count an evaluation without improvement."""
         if score < self._best - self.min_delta:
             self._best, self._without_improvement = score, 0
         else:

@@ -139,6 +139,14 @@ def get_start_time_from_progress_log(
 
 
 def _read_starts(file: Path, *, world_size: int) -> "_JobStarts":
+    """Return when the first job with this number of ranks began, and the operations before it and before the last job.
+
+    A job with another number of ranks begins a new count. Operations count once a save that has them is complete: a
+    job that fails before repeats them.
+
+    Raises:
+        ProgressLogError: No job with this number of ranks is in the file.
+    """
     start: tuple[datetime, float] | None = None
     operations, pending, operations_at_last = 0.0, 0.0, 0.0
     for line in file.read_text(errors="replace").splitlines() if file.exists() else ():

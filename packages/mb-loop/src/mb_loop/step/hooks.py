@@ -68,12 +68,12 @@ class ChainedOptimizerLike(Protocol):
 def should_disable_forward_pre_hook(
     use_megatron_fsdp: bool, use_distributed_optimizer: bool, overlap_param_gather: bool
 ) -> bool:
-    """Return whether a run with these settings uses forward pre-hooks."""
+    """Return whether a run with these settings uses forward pre-hooks, which saves and evaluations then disable."""
     return not use_megatron_fsdp and use_distributed_optimizer and overlap_param_gather
 
 
 def enable_forward_pre_hook(model: Sequence[HookedChunk]) -> None:
-    """Enable the hooks of every chunk. They must be disabled."""
+    """Enable the hooks of every chunk. They must be disabled: Megatron fails otherwise. Not collective."""
     for chunk in model:
         chunk.enable_forward_pre_hook()
 
@@ -81,7 +81,7 @@ def enable_forward_pre_hook(model: Sequence[HookedChunk]) -> None:
 def disable_forward_pre_hook(
     model: Sequence[HookedChunk], param_sync: bool = True, *, optimizer: object = None
 ) -> None:
-    """Disable the hooks of every chunk. They must be enabled.
+    """Disable the hooks of every chunk. They must be enabled: Megatron fails otherwise.
 
     With `param_sync` gather all parameters; collective over the data-parallel group.
 
@@ -106,7 +106,7 @@ def disable_forward_pre_hook(
 
 
 class ForwardPreHooks:
-    """Forward pre-hooks of one run: disabled until the first successful step, and around saves and evaluations.
+    """Forward pre-hooks of one run: disabled until a step changed the weights, and during saves and evaluations.
 
     The current state is read from the chunks each time, so that callbacks may toggle the hooks as well.
 
@@ -129,7 +129,8 @@ class ForwardPreHooks:
     def begin(self) -> None:
         """Disable the hooks before the first step, without a gather: parameters are complete, as loaded.
 
-        Until the first step that changed the weights, the configs of the chunks have no function for a gather.
+        Until the first step that changed the weights, the configs of the chunks have no function for a gather, which
+        the pipeline schedule would call in advance of a forward pass.
         """
         if self.on:
             disable_forward_pre_hook(self._model, param_sync=False)
@@ -165,7 +166,9 @@ class ForwardPreHooks:
 
     def restore_param_sync(self) -> None:
         """Restore what `begin` changed in the configs of the chunks. Not collective, so also for use after an error."""
-        for chunk, function in zip(self._model, self._saved_param_sync or (), strict=False):
+        if self._saved_param_sync is None:  # `begin` was not called, or this was already done
+            return
+        for chunk, function in zip(self._model, self._saved_param_sync, strict=True):
             chunk.config.param_sync_func = function
         self._saved_param_sync = None
 

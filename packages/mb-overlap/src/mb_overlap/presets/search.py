@@ -104,6 +104,7 @@ def find_preset(
 
 
 def _match(preset: Preset, sizes: dict[str, int], precision: str, gpu: str, lora: bool) -> PresetMatch:
+    """Return the distance of a preset from a model: powers of two between sizes, and what other differences cost."""
     tuned = {name: getattr(preset, name) for name in _SIZES}
     distance = sum(abs(log2(tuned[name] / size)) for name, size in sizes.items())
     differences = [f"{name} {tuned[name]}, not {size}" for name, size in sizes.items() if tuned[name] != size]

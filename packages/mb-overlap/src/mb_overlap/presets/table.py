@@ -57,7 +57,7 @@ class UnknownPresetError(OverlapError, KeyError):
     """No preset has this name."""
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return str(self.args[0])  # KeyError would print its repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Preset:
     lora: bool
     """Whether only low-rank adapters are trained."""
     cells: tuple[str, ...]
-    """Cells of the table row, from qkv_dgrad to fc2_fprop."""
+    """The seven cells of the row, in the order of the table."""
 
     @property
     def name(self) -> str:
@@ -108,6 +108,7 @@ class Preset:
 
 
 def _entry(cell: str) -> LayerOverlap | None:
+    """Return the settings of a cell, whose notation is described below the table; None: the GEMM does not overlap."""
     method, sms, flags = re.findall(r"^([bpr-])(\d*)([acfm]*)$", cell)[0]
     if method == "b":
         return BulkOverlapCfg(num_sm=int(sms), cga_size=2, set_sm_margin=False)
@@ -126,11 +127,12 @@ def _entry(cell: str) -> LayerOverlap | None:
 
 
 def _row(line: str) -> Preset:
+    """Parse a row of the table."""
     shape, *cells = (part.split() for part in line.split("|"))
     precision, gpu, *sizes, tuning = shape
     hidden_size, tp, cp, micro_batch_size, seq_length = map(int, sizes)
     return Preset(
-        precision="bf16" if precision == "bf16" else "fp8",
+        precision="bf16" if precision == "bf16" else "fp8",  # a literal for the type checker
         gpu=gpu,
         hidden_size=hidden_size,
         tp=tp,

@@ -1,4 +1,4 @@
-"""Start of Transformer Engine's user buffers. Imports Transformer Engine only if they are enabled."""
+"""Initialization of Transformer Engine's user buffers. Imports Transformer Engine only if they are enabled."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -38,11 +38,11 @@ class UserBufferModel(Protocol):
 
     @property
     def tp_comm_overlap_cfg(self) -> Any:
-        """Settings of each GEMM; None: Transformer Engine's defaults."""
+        """Settings of each GEMM, as an object of this package or a mapping; None: Transformer Engine's defaults."""
 
     @property
     def tp_comm_bootstrap_backend(self) -> str | None:
-        """Backend with which the buffers are set up; None: Transformer Engine's choice."""
+        """Backend of the collectives that set up the buffers; None: Transformer Engine's choice."""
 
 
 def start_user_buffers(
@@ -52,7 +52,7 @@ def start_user_buffers(
     release: str | None = None,
     initialize: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> bool:
-    """Start the buffers if `model.tp_comm_overlap` is on; return whether it is. Collective over the world in that case.
+    """Initialize the buffers if `model.tp_comm_overlap` is set; return whether it is. Then collective over the world.
 
     Call this after the process groups are created and before the model is built: its layers look up their buffers
     when they are constructed.
@@ -60,14 +60,15 @@ def start_user_buffers(
     Args:
         model: model section.
         micro_batch_size: sequences in a microbatch.
-        release: version of Transformer Engine; None: the installed one.
+        release: version of Transformer Engine; None: the installed one, or the newest known one if none is.
         initialize: replaces `te.initialize_user_buffers`, which imports Transformer Engine.
 
     Raises:
-        BufferSettingsError: the shape cannot be split, or the settings do not fit this version.
+        BufferSettingsError: the tokens cannot be divided over the ranks, or the settings do not fit this version.
     """
     if not getattr(model, "tp_comm_overlap", False):  # families that do not support it have no such field
         return False
+    # one set of buffers for each data type of the layers
     modes: list[Literal["FP8", "NONE"]] = ["FP8"] if model.fp8 else ["NONE"]
     if model.fp8 and model.first_last_layers_bf16:
         modes.append("NONE")

@@ -73,6 +73,11 @@ def sections_of(line: CommandLine) -> dict[str, Fields]:
 
 
 def _model(line: CommandLine) -> Fields:
+    """Return the model section, with the values that Megatron-LM derives from several arguments.
+
+    Raises:
+        ModelFileError: Arguments exclude each other.
+    """
     model = {name: line[name] for name in SAME}
     model |= {field: line[name] for name, field in RENAMED.items()}
     pattern = _pattern(line)
@@ -186,6 +191,11 @@ def _positions(line: CommandLine) -> str:
 
 
 def _virtual_stages(line: CommandLine, pattern: str | None) -> int | None:
+    """Return the virtual stages per rank; None: no interleaving.
+
+    Raises:
+        ModelFileError: Arguments exclude each other, or do not divide the layers.
+    """
     stages, layout = line["pipeline_model_parallel_size"], line["pipeline_model_parallel_layout"]
     number: int | None = line["num_virtual_stages_per_pipeline_rank"]
     chunk = line["num_layers_per_virtual_pipeline_stage"]
@@ -264,6 +274,11 @@ def _value(line: CommandLine, name: str) -> Any:
 
 
 def _evaluate(node: Any) -> Any:
+    """Return the value of an expression of numbers, lists, + and *, such as `([0]*3+[1])*8`.
+
+    Raises:
+        ValueError: The expression has anything else, or the list would be too long.
+    """
     if isinstance(node, Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, List | Tuple):

@@ -1,4 +1,4 @@
-"""Number of parameters of the adapters of a model."""
+"""Number of parameters of the low-rank adapters of a model, in total and per rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from mb_plan.shape.products import (
 
 
 def adapter_count(chunk: ModelChunk, shape: ModelShape, adapters: Adapters) -> ParameterCount:
-    """Count the adapters of one virtual stage. A T5 has one stage."""
+    """Count the parameters of the adapters of one virtual stage. A T5 has one stage, with encoder and decoder.
+
+    Args:
+        chunk: Contents of the virtual stage.
+        shape: Sizes of the model.
+        adapters: Layers that have adapters, and their rank.
+    """
     counts = []
     for number in chunk.layers:
         counts.append(_layer(shape, adapters, shape.layers[number], f"decoder.layers.{number}"))
@@ -27,6 +33,7 @@ def adapter_count(chunk: ModelChunk, shape: ModelShape, adapters: Adapters) -> P
             counts.append(_linear(shape, adapters, f"decoder.layers.{number}", cross_products(shape)))
     for number in range(shape.encoder_layers):
         counts.append(_layer(shape, adapters, ATTENTION + MLP, f"encoder.layers.{number}"))
+    # depths that repeat one layer share its adapters
     for depth in range(min(chunk.mtp, 1) if shape.mtp_repeated else chunk.mtp):
         name = f"mtp.layers.{depth}"
         counts.append(_layer(shape, adapters, shape.ahead[0], f"{name}.mtp_model_layer"))
@@ -39,7 +46,7 @@ def adapter_count(chunk: ModelChunk, shape: ModelShape, adapters: Adapters) -> P
 
 
 def image_adapter_count(shape: ModelShape, adapters: Adapters) -> ParameterCount:
-    """Count the adapters of a vision encoder and its projection; none without an encoder."""
+    """Count the parameters of the adapters of a vision encoder and its projection; none without an encoder."""
     if shape.vision is None:
         return ParameterCount()
     encoder = shape.image_encoder
@@ -51,6 +58,7 @@ def image_adapter_count(shape: ModelShape, adapters: Adapters) -> ParameterCount
 
 
 def _layer(shape: ModelShape, adapters: Adapters, letters: str, prefix: str) -> ParameterCount:
+    """Count the adapters of a layer: `letters` are its parts (`mb_plan.shape.hybrid_pattern`), `prefix` its name."""
     products = [product for letter in letters for product in layer_products(shape, letter)]
     return _linear(shape, adapters, prefix, products)
 
@@ -63,15 +71,20 @@ def _linear(
 
 
 def _adapters(shape: ModelShape, adapters: Adapters, name: str, product: Product) -> ParameterCount:
-    """Count the adapters of one layer: A is sharded like the inputs of the layer, B and magnitudes like its outputs."""
+    """Count the adapters of one linear layer.
+
+    A is sharded like the inputs of the layer over the tensor-parallel ranks, B and magnitudes like its outputs.
+    """
     widths = adapters.widths(name, product)
     if not widths:
         return ParameterCount()
-    into = len(widths) * adapters.rank * round(product.inputs)
-    out = adapters.rank * round(sum(widths)) + (round(product.outputs) if adapters.magnitude else 0)
-    over = shape.etp if product.grouped else shape.tp
-    rank = into // over + out if product.row else into + out // over
+    inputs = len(widths) * adapters.rank * round(product.inputs)  # of all A
+    outputs = adapters.rank * round(sum(widths))  # of all B
+    if adapters.magnitude:
+        outputs += round(product.outputs)
+    ranks = shape.etp if product.grouped else shape.tp
+    per_rank = inputs // ranks + outputs if product.row else inputs + outputs // ranks
     if not product.grouped:
-        return ParameterCount(into + out, rank)
+        return ParameterCount(inputs + outputs, per_rank)
     experts = experts_of(shape).number
-    return ParameterCount((into + out) * experts, 0, rank * (experts // shape.ep))
+    return ParameterCount((inputs + outputs) * experts, 0, per_rank * (experts // shape.ep))

@@ -83,6 +83,7 @@ def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...
 
 
 def _cut_pattern(pattern: HybridPattern, shape: ModelShape) -> tuple[ModelChunk, ...]:
+    """Split the layers of a hybrid model at the bars of its pattern, or without bars into equal parts."""
     chunks, start = [], 0
     for index, letters in enumerate(pattern.stages(pp=shape.pp, vp=shape.vp)):
         last = index == shape.pp * shape.vp - 1
@@ -140,6 +141,11 @@ def _placed(rows: list[list[str]], pp: int) -> list[tuple[tuple[int, int], list[
 
 
 def _virtual(rows: list[list[str]], shape: ModelShape, *, requested: int | None) -> int:
+    """Return the number of virtual stages per rank of a layout.
+
+    Raises:
+        PlanError: The rows of the layout do not match the stages, or its multi-token prediction that of the model.
+    """
     vp, rest = divmod(len(rows), shape.pp)
     if rest or (requested is not None and requested != vp):
         raise PlanError(

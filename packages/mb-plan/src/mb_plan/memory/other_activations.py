@@ -41,6 +41,7 @@ def _mixer(
     batch: Microbatch,
     letter: str,
 ) -> float:
+    """Return the bytes that a Mamba or a gated-delta mixer saves on one rank, with fused kernels."""
     wide = batch.tokens * settings.number_bytes / shape.tp
     if letter == "M":
         inner = pattern.mamba_heads * pattern.mamba_head

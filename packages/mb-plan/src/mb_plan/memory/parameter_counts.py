@@ -111,6 +111,7 @@ def _norms(shape: ModelShape, number: int) -> dict[str, ParameterCount]:
 
 
 def _letter_parts(shape: ModelShape, letter: str) -> dict[str, ParameterCount]:
+    """Count the parameters of a layer of one letter, without its norm: products, and what its kind has in addition."""
     linear = [
         {_PARTS.get(product.part, product.part): linear_parameters(shape, product)}
         for product in layer_products(shape, letter)

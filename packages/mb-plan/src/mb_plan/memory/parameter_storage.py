@@ -143,6 +143,7 @@ def _main_bytes(weights: int, optimizer: object) -> int:
 
 
 def _moment_bytes(optimizer: object) -> int | None:
+    """Return the bytes of the optimizer's moments for each parameter; None for an optimizer that is not known."""
     name = str(read_field(optimizer, "optimizer", "adam"))
     if name not in MOMENTS:
         return None

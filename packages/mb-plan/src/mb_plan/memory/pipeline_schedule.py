@@ -15,13 +15,16 @@ class PipelineSchedule:
     """A 1F1B schedule, interleaved if a stage has several chunks."""
 
     stages: int
+    """Pipeline-parallel ranks."""
     chunks: int
-    """Virtual stages per rank."""
+    """Virtual stages per rank; 1: not interleaved."""
     microbatches: int
+    """Microbatches per step and data-parallel replica."""
     group: int
-    """Consecutive microbatches of a virtual stage."""
+    """Consecutive microbatches of a virtual stage (`microbatch_group_size_per_vp_stage`)."""
     ahead: int = 0
-    """Additional forward passes before the first backward pass, as for overlapped expert communication."""
+    """Additional forward passes of an interleaved schedule before the first backward pass, as for overlapped expert
+    communication."""
 
     @property
     def bubble(self) -> float:
@@ -31,48 +34,65 @@ class PipelineSchedule:
         "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 2.2, which
         gives the ratio of idle to compute time, (p - 1) / (v m).
         """
-        waiting = self.stages - 1
-        return waiting / (self.chunks * self.microbatches + waiting)
+        idle = self.stages - 1  # in forward and backward passes of one chunk and microbatch
+        return idle / (self.chunks * self.microbatches + idle)
 
     def peak(self, stage: int, held: Sequence[float], *, while_working: float = 0.0) -> float:
-        """Return the peak memory of a stage if each microbatch in chunk c saves `held[c]`.
+        """Return the peak memory of a stage, in the unit of `held`.
 
-        The memory of a microbatch is held from its forward to its backward pass through a chunk; `while_working` is
-        added to the peak. The order of passes is that of Megatron Core's schedules.
+        The order of passes is that of Megatron Core's schedules.
+
+        Args:
+            stage: Pipeline rank.
+            held: Memory of one microbatch for each chunk, from its forward to its backward pass through the chunk.
+            while_working: Memory of the pass that is running, such as that of recomputed layers; added to the peak.
         """
         # Replay the passes: warm-up forward passes first, then one forward and one backward pass alternate. The peak is
         # reached right after a forward pass.
-        forward = self._order(reverse=False)
+        forward, backward = self._order(reverse=False), self._order(reverse=True)
         warmup = min(self._warmup(stage), len(forward))
         live = sum(held[chunk] for chunk in forward[:warmup])
         most = live
-        for ahead, chunk in zip(self._order(reverse=True), forward[warmup:], strict=False):
-            live += held[chunk]
+        # the last backward passes, after all forward passes, only release memory
+        for forward_chunk, backward_chunk in zip(forward[warmup:], backward, strict=False):
+            live += held[forward_chunk]
             most = max(most, live)
-            live -= held[ahead]
+            live -= held[backward_chunk]
         return most + while_working
 
     def _warmup(self, stage: int) -> int:
-        """Return the forward passes of a stage before its first backward pass."""
+        """Return the number of forward passes before those that alternate with backward passes.
+
+        Source: `get_pp_rank_microbatches` of Megatron Core.
+        """
         if self.chunks == 1:
             return self.stages - stage - 1
         return (self.stages - stage - 1) * 2 + (self.chunks - 1) * self.group + self.ahead
 
     def _order(self, *, reverse: bool) -> list[int]:
-        """Return the chunk of each pass, for enough microbatches that the pattern repeats."""
+        """Return the chunk of each forward pass, or with `reverse` of each backward pass.
+
+        Of many microbatches only the first are in it: so many that the pattern repeats and the peak is reached.
+        """
         if self.chunks == 1:
             return [0] * min(self.microbatches, self.stages + 1)
         enough = self.group * (2 + (self._warmup(0) // (self.chunks * self.group)) + 1)
-        count = self.microbatches if self.microbatches <= enough else enough
+        count = min(self.microbatches, enough)
         order = []
         for start in range(0, count, self.group):
-            row = min(self.group, count - start)
-            order += [chunk for chunk in range(self.chunks) for _ in range(row)]
+            in_group = min(self.group, count - start)
+            order += [chunk for chunk in range(self.chunks) for _ in range(in_group)]
         return [self.chunks - 1 - chunk for chunk in order] if reverse else order
 
 
 def batch_sizes(train: object) -> tuple[int, ...]:
-    """Return the global batch sizes of a training in order, the first and last of a ramp-up, or () if not known."""
+    """Return the global batch sizes of a training in order, in sequences; () if they are not known.
+
+    Of a linear ramp-up these are the first and the last one.
+
+    Args:
+        train: Section `train`.
+    """
     text, last = read_field(train, "step_batch_size_schedule"), read_field(train, "global_batch_size")
     if text is not None:
         return _scheduled_sizes(text)
@@ -97,11 +117,13 @@ def count_microbatches(
 
 
 _SIZE = re.compile(r"\d+(?:\.\d+)?[KMBT]?:(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
+"""Entry of a schedule, such as "1.5B:2K": from 1.5 billion tokens on, batches of 2,000 sequences."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Suffix of a number to its factor."""
 
 
 def _scheduled_sizes(text: str) -> tuple[int, ...]:
     """Return the sizes of a schedule "threshold:size ...", or () if it is none."""
-    words = [_SIZE.fullmatch(word) for word in text.replace(",", " ").split()]
-    sizes = tuple(int(Fraction(word[1]) * UNITS[word[2].upper()]) for word in words if word)
-    return sizes if len(sizes) == len(words) and all(sizes) else ()
+    entries = [_SIZE.fullmatch(entry) for entry in text.replace(",", " ").split()]
+    sizes = tuple(int(Fraction(entry[1]) * UNITS[entry[2].upper()]) for entry in entries if entry)
+    return sizes if len(sizes) == len(entries) and all(sizes) else ()

@@ -392,6 +392,11 @@ def _undivided(chunks: tuple[ModelChunk, ...], shape: ModelShape) -> ModelChunk:
 def _pipeline(
     model: object, chunks: tuple[ModelChunk, ...], shape: ModelShape, microbatches: int | None
 ) -> PipelineSchedule | None:
+    """Return the pipeline schedule of a model; None if the number of microbatches is not known.
+
+    Raises:
+        PlanError: More consecutive microbatches are requested than can be replayed.
+    """
     if microbatches is None:
         return None
     group = read_field(model, "microbatch_group_size_per_vp_stage") or shape.pp
@@ -420,6 +425,7 @@ class _ShardRanks:
 def _shard_ranks(
     store: ParameterStorage, shape: ModelShape, *, world: int, data_parallel: int | None
 ) -> _ShardRanks:
+    """Return over how many ranks weights, gradients and optimizer state are sharded."""
     replicas = None if data_parallel is None else data_parallel * shape.cp
     experts = _quotient(world, shape.expert_ranks)
 
@@ -475,6 +481,7 @@ def _notes(
     *,
     world: int,
 ) -> list[str]:
+    """Return what is not counted, or is counted under an assumption, as sentences for the user."""
     notes = [f"planned for the last batch size, {batches[-1]}"] if len(batches) > 1 else []
     if layout is not None:
         problem = layout.problem(world)

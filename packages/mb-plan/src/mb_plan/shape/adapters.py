@@ -1,4 +1,4 @@
-"""Adapters of a run that trains no weights of the base model: section `peft`."""
+"""Low-rank adapters of a run whose base model is frozen: section `peft`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from mb_plan.errors import PlanError
 from mb_plan.shape.fields import read_field
 from mb_plan.shape.products import Product
 
+OUTPUT = "output_layer"
+AHEAD = "eh_proj"
+"""Names of the output layer, and of the projection of a depth of multi-token prediction."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """Low-rank adapters A and B of linear layers, which compute W x + B A x. Only A and B are trained."""
 
     rank: int
+    """Rows of A and columns of B, the same for each adapter."""
     targets: tuple[str, ...]
+    """Patterns of the layers that have adapters: last parts of names, or names with `*` for any text."""
     exclude: tuple[str, ...]
-    """Without targets, all other layers have adapters."""
+    """Patterns of the layers that have none, if there are no targets: all others have adapters."""
     canonical: bool = False
-    """Layers that are fused in one have adapters of their own."""
+    """Layers that are fused in one have separate adapters: queries, keys and values, or gate and input of an MLP."""
     magnitude: bool = False
     """Each output has a trained scale (DoRA)."""
     dropout: bool = False
+    """Inputs or outputs of adapters have dropout. No result of this package depends on it."""
 
     def widths(self, name: str, product: Product) -> tuple[float, ...]:
-        """Return the outputs of each adapter of a layer; empty without adapters.
+        """Return the number of outputs of each adapter of a layer; empty without adapters.
 
         Args:
             name: Name of the layer in the model.
@@ -39,18 +46,14 @@ class Adapters:
         return tuple(width for part, width in parts.items() if self._selects(name, f"{stem}.{part}"))
 
     def _selects(self, name: str, part: str) -> bool:
+        """Return whether a layer has an adapter, or with `canonical` the part of this name that is fused in it."""
         patterns = self.targets or self.exclude
         listed = any(_matches(pattern, layer) for pattern in patterns for layer in (name, part))
         return listed == bool(self.targets)
 
 
-OUTPUT = "output_layer"
-AHEAD = "eh_proj"
-"""Names of the output layer, and of the projection of a depth of multi-token prediction."""
-
-
 def _matches(pattern: str, name: str) -> bool:
-    """Return whether a pattern is the last part of a name, or the name, with `*` for any text."""
+    """Return whether a pattern is the last part of a name, or matches the name, with `*` for any text."""
     text = ".*".join(re.escape(piece) for piece in pattern.split("*"))
     return name.rpartition(".")[2] == pattern or re.fullmatch(text, name) is not None
 
@@ -76,7 +79,7 @@ def read_adapters(section: object) -> Adapters | None:
                 f"peft.target_modules: {pattern} selects single experts, which are not planned. Select all of them, "
                 "as in *.linear_fc1."
             )
-    kinds = _names(section)
+    kinds = _class_names(section)
     return Adapters(
         rank=rank,
         targets=tuple(targets),
@@ -87,7 +90,8 @@ def read_adapters(section: object) -> Adapters | None:
     )
 
 
-def _names(section: object) -> set[str]:
+def _class_names(section: object) -> set[str]:
+    """Return the name of the class of a section; of an object also those of its base classes."""
     if isinstance(section, Mapping):
         return {str(section.get("_target_", "")).rpartition(".")[2]}
     return {cls.__name__ for cls in type(section).__mro__}

@@ -325,6 +325,12 @@ def _mtp_layers(model: object, pattern: str | None) -> int:
 
 
 def _pattern(model: object, pattern: str, hidden: int) -> HybridPattern:
+    """Read the sizes of a hybrid model, with Megatron's defaults.
+
+    Raises:
+        PlanError: The pattern has experts, and the section has none.
+    """
+
     def size(name: str, default: int) -> int:
         return _optional(model, name) or default
 
@@ -349,6 +355,11 @@ def _pattern(model: object, pattern: str, hidden: int) -> HybridPattern:
 
 
 def _vision(model: object, hidden: int, tp: int) -> VisionShape:
+    """Read the sizes of a vision encoder and of its projection.
+
+    Raises:
+        PlanError: A size is missing, or heads or patches do not divide it.
+    """
     width, patch, side = (_size(model, name) for name in ("vision_hidden_size", "patch_size", "image_size"))
     heads = _size(model, "vision_num_attention_heads")
     if width % heads or side % patch:
@@ -449,6 +460,11 @@ def _expert_layers(frequency: Any, layers: int) -> tuple[bool, ...]:
 
 
 def _positions(model: object) -> int:
+    """Return the rows of the learned position embedding; 0 without one.
+
+    Raises:
+        PlanError: Their number is not set.
+    """
     if read_field(model, "position_embedding_type", "learned_absolute") != "learned_absolute":
         return 0
     lengths = [read_field(model, name) for name in ("seq_length", "decoder_seq_length")]

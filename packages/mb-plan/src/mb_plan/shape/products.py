@@ -100,6 +100,7 @@ def experts_of(shape: ModelShape) -> ExpertShape:
 
 
 def _attention(shape: ModelShape, tp: int) -> tuple[Product, ...]:
+    """Products of self-attention: the fused projection to queries, keys and values, and that of the output."""
     query = shape.heads * shape.head / tp
     key_value = 2 * shape.groups * shape.head / min(tp, shape.groups)
     gate = query if shape.output_gate else 0.0
@@ -159,6 +160,7 @@ def _feed_forward(
     grouped: bool = False,
     branch: str = "",
 ) -> tuple[Product, ...]:
+    """Products of an MLP of `width` channels, the gate fused with the input; `hidden`: its outer width, if another."""
     outer = shape.hidden if hidden is None else hidden
     names = ("linear_fc1_gate", "linear_fc1_up") if shape.gated else ("linear_fc1_up",)
     fused = dict.fromkeys(names, width)
@@ -187,6 +189,7 @@ def _feed_forward(
 
 
 def _experts(shape: ModelShape, tp: int) -> tuple[Product, ...]:
+    """Products of a layer of experts: router, routed experts with their latent projections, and shared experts."""
     experts, hidden = experts_of(shape), shape.hidden
     routed = _feed_forward(
         "experts",

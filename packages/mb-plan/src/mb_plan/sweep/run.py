@@ -300,6 +300,11 @@ def _path(name: str) -> str:
 
 
 def _reject_uneven(run: RunDescription, plan: ResourcePlan) -> None:
+    """Reject a layout in which ranks or microbatches would not have equal shares.
+
+    Raises:
+        PlanError: It is such a layout.
+    """
     shape = plan.shape
     if plan.data_parallel_size is None:
         raise PlanError(

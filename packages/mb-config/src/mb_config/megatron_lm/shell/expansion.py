@@ -113,6 +113,7 @@ class Expander:
         return words.current or ""
 
     def _scan(self, text: str, words: Words, *, quoted: bool = False, split: bool = True) -> None:
+        """Add the words of a text to `words`, with its quotations, parameters and substitutions expanded."""
         position = 0
         while position < len(text):
             start, pair = position, text[position : position + 2]
@@ -241,6 +242,13 @@ class Expander:
         return int(value) if re.fullmatch(r"-?\d+", value) else 0
 
     def _operate(self, name: str, found: list[str] | None, rest: str) -> list[str]:
+        """Return the values of `${NAME...}`.
+
+        Args:
+            name: Name of the parameter.
+            found: Its values; None: it is not set.
+            rest: What follows the name in the braces.
+        """
         kind = _OPERATION.match(rest)
         operation, word = ("", "") if kind is None else (kind[0], rest[kind.end() :])
         unset = found is None or (":" in operation and all(is_empty(value) for value in found))
@@ -296,6 +304,7 @@ class Expander:
 
 
 def _edited(value: str, operation: str, word: str) -> str:
+    """Return a value after an operation of `${NAME...}` that changes its case, replaces a part, or removes an end."""
     if operation in ("^^", ",,"):
         return value.upper() if operation == "^^" else value.lower()
     if operation in ("/", "//"):

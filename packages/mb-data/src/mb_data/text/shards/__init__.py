@@ -2,5 +2,6 @@
 
 `plan.py` cuts the inputs, and records cut and options, `shard.py` builds one shard, `engines.py`, `ray.py` and
 `slurm.py` run it for all, and `build.py` drives them and merges the index. `manifest.py` and
-`tokens.py` read the result, and `origin.py` finds the input of a document again. `files.py` writes files whole.
+`tokens.py` read the result, and `origin.py` finds the input of a document again. `files.py` writes files completely or
+not at all.
 """

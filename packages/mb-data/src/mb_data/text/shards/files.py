@@ -1,4 +1,4 @@
-"""Files of a build, each written whole or not at all, on a file system or in object storage."""
+"""Files of a build, each written completely or not at all, on a file system or in object storage."""
 
 import shutil
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _BLOCK = 1 << 22
 
 
 def move(file: Path, target: Path) -> None:
-    """Move a file within a file system, or copy it to object storage, where it appears when it is whole."""
+    """Move a file within a file system, or copy it to object storage, where it appears when it is complete."""
     if is_local(target):
         file.replace(target)
         return
@@ -28,12 +28,12 @@ def move(file: Path, target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a text file, completely or not at all."""
     _write(path, lambda stream: stream.write(text.encode()))
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:
-    """Write an array of numbers, whole or not at all."""
+    """Write an array of numbers in NumPy's format, completely or not at all."""
     _write(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 

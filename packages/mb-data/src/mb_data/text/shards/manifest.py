@@ -71,7 +71,7 @@ def parse_manifest(encoded: bytes, folder: Path) -> list[ShardFile]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexedFormatError(
             f"{folder / MANIFEST}: is not the manifest of shards ({type(error).__name__}: {error}). Build the data "
-            "again; shards that are whole are kept."
+            "again; complete shards are kept."
         ) from error
 
 

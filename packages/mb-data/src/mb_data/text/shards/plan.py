@@ -129,7 +129,7 @@ def write_plan(
 
     Raises:
         ShardPlanError: The build in the folder has other options. Bad lines may be skipped from now on, because the
-            shards that are whole have none.
+            complete shards have none.
     """
     lines = [json.dumps(asdict(options))]
     lines += [json.dumps([{**asdict(entry), "path": str(entry.path)} for entry in shard]) for shard in shards]

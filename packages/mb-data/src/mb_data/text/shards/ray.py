@@ -17,7 +17,7 @@ from mb_data.text.shards.shard import Engine, ShardTask
 _RETRIES = 5
 """Times that a shard is begun again when its worker or node died. An error of the task itself is not repeated."""
 
-_RESUME = "Shards that are whole are kept: call the command again to resume."
+_RESUME = "Complete shards are kept: call the command again to resume."
 
 
 def ray_engine(workers: int | None) -> Engine:

@@ -75,8 +75,8 @@ def find_s3_shards(prefix: str, *, index_cache: str) -> tuple[Path, list[ShardFi
         if found != expected:
             raise IndexedFormatError(
                 f"{prefix}.idx: has {found[0]} documents in {found[1]} bytes, but the shards of its manifest have "
-                f"{expected[0]} in {expected[1]}; they are of two builds. Build the data again; shards that are whole "
-                "are kept."
+                f"{expected[0]} in {expected[1]}; they are of two builds. Build the data again; complete shards are "
+                "kept."
             )
 
     state = hashlib.sha256(manifest).hexdigest()[:16]
@@ -100,7 +100,7 @@ class S3Tokens(ShardedTokens):
         if len(content) != (end - begin) * self.itemsize:
             raise IndexedFormatError(
                 f"{url}: has {len(content)} bytes at {wanted}; it was removed, cut short or replaced. "
-                "Build the data again; shards that are whole are kept."
+                "Build the data again; complete shards are kept."
             )
         return np.frombuffer(content, self.dtype)
 

@@ -120,6 +120,11 @@ def _hash(folder: Path, number: int) -> None:
 
 
 def _build(folder: Path, number: int) -> None:
+    """Build one shard in a temporary folder, and move its files; the record, which declares it complete, is last.
+
+    Raises:
+        ShardPlanError: The tokenizer has changed since the build began.
+    """
     options = read_options(folder)
     tokenizer = load_tokenizer(options.tokenizer)
     if tokenizer.fingerprint != options.tokenizer_fingerprint:

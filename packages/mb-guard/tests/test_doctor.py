@@ -169,6 +169,39 @@ def test_the_longest_mount_point_decides():
     paths = ["/data/runs", "/data/fast/x", "/etc", "/database"]
     kinds = [file_system_of(Path(path), mounts) for path in paths]
     assert kinds == ["nfs4", "tmpfs", "overlay", "overlay"]
+    assert (
+        file_system_of(Path("/etc"), f"rootfs / rootfs rw 0 0\n{mounts}") == "overlay"
+    )  # the last one hides it
+
+
+def test_the_file_system_of_a_linked_folder_is_that_of_its_target(tmp_path):
+    (tmp_path / "runs").symlink_to("/proc")
+    assert read_machine(tmp_path / "runs" / "new").file_system == "proc"
+
+
+@pytest.mark.parametrize("infinity", [-1, 2**63 - 1])
+def test_a_limit_that_is_not_set_is_minus_one(infinity, monkeypatch, tmp_path):
+    monkeypatch.setattr("resource.RLIM_INFINITY", infinity)
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (infinity, infinity))
+    found = read_machine(tmp_path)
+    assert (found.open_files, found.locked_memory_kib) == (-1, -1)
+
+
+def test_a_single_rank_has_no_slow_all_reduce():
+    pytest.importorskip("torch")
+    from mb_guard.ranks import Collectives, collective_findings
+
+    pair = Collectives(
+        ranks=2,
+        backend="nccl",
+        mib=64,
+        seconds=1.0,
+        bus_gb_per_second=0.0,
+        wrong_ranks=(),
+        slow_ranks={},
+    )
+    assert [each.about for each in collective_findings(pair, nvlinks=18, nodes=1)] == ["all-reduce"]
+    assert collective_findings(replace(pair, ranks=1), nvlinks=18, nodes=1) == []
 
 
 def test_harmful_variables():

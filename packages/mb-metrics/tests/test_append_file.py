@@ -6,6 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 from threading import Lock
+from unittest.mock import Mock
 
 import pytest
 
@@ -191,6 +192,20 @@ def test_a_file_that_is_deleted_or_moved_with_its_folder_is_written_again(tmp_pa
     assert caplog.messages == [
         f"{path}: was deleted or moved while the run writes it; it is written again, with all its lines"
     ]
+
+
+def test_a_copy_that_does_not_fit_leaves_no_part_and_is_made_later(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    file = AppendFile(path)
+    file.append(b"one\n")
+    path.unlink()
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("os.pread", Mock(side_effect=[b"on", OSError(28, "No space left on device")]))
+        with pytest.raises(OSError, match="No space left"):
+            file.append(b"two\n")
+    assert not path.exists()
+    file.append(b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"
 
 
 def test_the_file_of_another_process_is_not_replaced(tmp_path):

@@ -116,6 +116,18 @@ def test_files_of_the_flight_recorder_are_read_as_plain_data(tmp_path):
         read_dump_files(range(2), environment=prefix)
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [pickle.dumps(RECORD).replace(b"[0", b"[\xff"), pickle.dumps({"entries": [{"process_group": ()}]})],
+)
+def test_a_damaged_file_of_the_flight_recorder_is_named(tmp_path, damaged):
+    (tmp_path / "_dump_0").write_bytes(damaged)
+    with pytest.raises(
+        ValueError, match=r"_dump_0: is not a record of the flight recorder \(.*Remove the file"
+    ):
+        read_dump_files([0], environment={"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "_dump_")})
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -108,6 +108,13 @@ def test_tensors_are_listed_with_their_change_from_the_step_before(run, tmp_path
     assert row == ["8", "1.33", "gradient", "a.weight"]
 
 
+def test_a_value_after_one_that_is_not_finite_has_no_factor(run, tmp_path):
+    made = replayed(plan_replay(run, 4, checkpoints={2}), tmp_path / "again", [3, 4])
+    made.tensor_norms[3]["gradients"]["module.a.weight"] = "NaN"
+    row = next(line.split() for line in replay_as_text(made).splitlines() if " gradient " in line)
+    assert row == ["8", "gradient", "a.weight"]
+
+
 def test_a_replay_that_made_other_steps_is_an_error(run, tmp_path):
     with pytest.raises(VerificationError, match="made no step 4"):
         replayed(plan_replay(run, 4, checkpoints={2}), tmp_path / "again", [3])

@@ -1,4 +1,4 @@
-"""Modules of `megatron.bridge`.
+"""Modules of `megatron.bridge` under `mb_trainer.bridge`.
 
 A recipe written for Megatron-Bridge moves by replacing `megatron.bridge` with `mb_trainer.bridge` in its imports. Each
 module of theirs is made when it is imported: `names.txt` lists where its names are in the packages of this trainer.
@@ -28,12 +28,12 @@ _BASE = f"{__name__}."
 def names() -> Mapping[str, Mapping[str, str]]:
     """Return where the names of Megatron-Bridge are here: module below `megatron.bridge` -> name -> module:name."""
     found: dict[str, dict[str, str]] = {"": {}}
-    for line in (_FOLDER / "names.txt").read_text().splitlines():
+    for line in (_FOLDER / "names.txt").read_text(encoding="utf-8").splitlines():
         head, _, listed = line.partition(": ")
         module, home = head.split()
         pairs = (name.partition("=") for name in listed.split())  # NAME=OTHER where the name differs here
-        places = {name: f"{home}:{other or name}" for name, _, other in pairs}
-        found.setdefault("" if module == "." else module, {}).update(places)
+        homes = {name: f"{home}:{other or name}" for name, _, other in pairs}
+        found.setdefault("" if module == "." else module, {}).update(homes)
     for module, recipes in _recipe_modules().items():
         found.setdefault(module, {}).update(
             (name, f"mb_trainer.bridge.recipe_table:{recipe}") for name, recipe in recipes.items()
@@ -47,7 +47,7 @@ def names() -> Mapping[str, Mapping[str, str]]:
 
 @cache
 def written_recipes() -> Mapping[str, Any]:
-    """Return the content of recipes.json."""
+    """Return the content of recipes.json: recipes by module, and further names of recipes by module."""
     content: Mapping[str, Any] = json.loads((_FOLDER / "recipes.json").read_text(encoding="utf-8"))
     return content
 
@@ -70,25 +70,27 @@ def _recipe_modules() -> Mapping[str, Mapping[str, str]]:
 @cache
 def missing() -> Sequence[tuple[str, str]]:
     """Return what is not here: a pattern of names below `megatron.bridge`, and what to use, or why it is missing."""
-    lines = (_FOLDER / "missing.txt").read_text().splitlines()
+    lines = (_FOLDER / "missing.txt").read_text(encoding="utf-8").splitlines()
     return [(pattern, text) for pattern, _, text in (line.partition(" ") for line in lines) if text]
 
 
 def answer(name: str) -> str | None:
-    """Return what is in the place of a module or name below `megatron.bridge`; None if it is unknown there, too."""
+    """Return what replaces a missing module or name below `megatron.bridge`, or why nothing does; None if unknown."""
     return next((text for pattern, text in missing() if fnmatchcase(name, pattern)), None)
 
 
-def _reject(name: str, kind: type[Error]) -> Error:
+def _missing_error(name: str, kind: type[Error]) -> Error:
+    """Return the error, with its answer, for a module or name that is not here."""
     text = answer(name) or "Megatron-Bridge 0.6.2 has no such name either."
     error = kind(f"{_BASE}{name}: not in this trainer. {text}")
-    # `from package import name` replaces an error of that name by one without the answer
+    # `from package import name` swallows a ModuleNotFoundError whose `name` is package.name, and raises an error
+    # without the answer: so an error with an answer has another name.
     error.name = f"{_BASE}{name}" if answer(name) is None else "megatron.bridge"
     return error
 
 
 class _Finder:
-    """Finder and loader of modules that have no file; it is called last."""
+    """Finder and loader of modules that have no file. Python calls it after all other finders."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
@@ -100,7 +102,7 @@ class _Finder:
         if not name.startswith(_BASE):
             return None
         if name.removeprefix(_BASE) not in names():
-            raise _reject(name.removeprefix(_BASE), ModuleNotFoundError)
+            raise _missing_error(name.removeprefix(_BASE), ModuleNotFoundError)
         return ModuleSpec(name, cast("Loader", _Finder), is_package=True)
 
     @staticmethod
@@ -120,6 +122,11 @@ class _Finder:
 
 
 def _find(module: str, name: str) -> object:
+    """Return a name of a module below `megatron.bridge`: an object of this trainer, or a module.
+
+    Raises:
+        AttributeError: There is none; with the answer, if there is one.
+    """
     home = names()[module].get(name)
     if home is not None:
         home, _, other = home.partition(":")
@@ -128,7 +135,7 @@ def _find(module: str, name: str) -> object:
     if path in names():
         return import_module(f"{_BASE}{path}")
     if not name.startswith("__") and answer(path) is not None:
-        raise _reject(path, AttributeError)
+        raise _missing_error(path, AttributeError)
     raise AttributeError(
         f"module {__name__ + '.' + module if module else __name__!r} has no attribute {name!r}"
     )

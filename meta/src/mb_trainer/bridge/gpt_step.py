@@ -9,9 +9,8 @@ from mb_trainer.errors import UserCodeError
 
 def forward_step(state: Any, data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
     """Run one microbatch of a model of any family, as the trainer does without a forward step; `state` has `cfg`."""
-    family = import_module("mb_models").family_of(
-        state.cfg.model
-    )  # imports torch and megatron, after all checks
+    # Imported here, because it imports torch and megatron, which all checks precede.
+    family = import_module("mb_models").family_of(state.cfg.model)
     step = family.forward_step(**import_module("mb_trainer.run.data").batch_form(state.cfg))
     return step(data_iterator, model, return_schedule_plan)
 

@@ -174,9 +174,8 @@ def setup_optimizer(
         ),
         groups=get_pg_collection(chunks) if pg_collection is None else pg_collection,
     )
-    ddp = (
-        getattr(chunks[0], "ddp_config", None) or DistributedDataParallelConfig()
-    )  # chunks need not be wrapped
+    # Chunks need not be wrapped.
+    ddp = getattr(chunks[0], "ddp_config", None) or DistributedDataParallelConfig()
     connect_optimizer(get_model_config(chunks[0]), chunks, optimizer, ddp=DataParallelSetup(config=ddp))
     scheduler = build_scheduler(
         optimizer,

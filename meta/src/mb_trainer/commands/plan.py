@@ -103,9 +103,8 @@ def _accepted_change(
     rejected: list[set[str]] = []
     for proposal in proposals:
         settings = set(proposal.settings)
-        if any(
-            known <= settings for known in rejected
-        ):  # what a rule rejects, it rejects with further changes
+        # Settings that a rule rejects are also rejected with further ones.
+        if any(known <= settings for known in rejected):
             continue
         changed = replace(given, arguments=[*given.arguments, *proposal.settings])
         result = examine_request(changed, target=replace(target, world_size=planned.world_size)).result

@@ -16,7 +16,8 @@ from mb_trainer.recipes.gpt import TINY, gpt_tiny
 from mb_trainer.recipes.pretraining import pretraining
 
 SENTINELS = 100
-"""Number of sentinel tokens, as in the published models: enough for an encoder of 1,800 tokens."""
+"""Number of sentinel tokens, as in the published models: enough for an encoder of 1,800 tokens, which reads one for
+each masked span of 3 out of 20 tokens."""
 
 
 @recipe
@@ -50,7 +51,7 @@ def t5_base() -> ConfigContainer:
     biases, tied embeddings of 32,128 rows, 512 input and 114 target tokens, a million batches of 2,048 pairs. The
     original has 222,903,552 parameters. This model has 768 fewer, because positions are rotary instead of two tables
     of 32 relative positions for 12 heads, and 32,128 more, because Megatron Core's tied output layer has a bias. Adam
-    with a different learning rate replaces Adafactor.
+    with a different learning rate replaces Adafactor, and targets are padded to 128 tokens.
     """
     model = T5ModelConfig(
         num_layers=12,

@@ -45,13 +45,17 @@ from mb_checkpoint.megatron.step_counts import inner_optimizer, synchronize_hybr
 from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
 
 RNG_KEY = "rng_state"
+"""Entry with the random states, under Megatron-LM's name."""
 _SAFE = (Call, Caller, QuickStats, RerunValidationStatus)
 """Classes in the state of the rerun machine that Megatron Core does not register with torch as safe."""
 EXACT_FLOPS = "num_floating_point_operations_so_far"
 """Entry with the exact integer number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
+"""Entry of the metadata with the form of the distributed optimizer's state."""
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
-_UPDATED = re.compile(r"(chained_\d+\.)?optimizer\.(?!state\.fp32_param\.)")
+"""Keys of the optimizer state."""
+_CREATED_BY_FIRST_UPDATE = re.compile(r"(chained_\d+\.)?optimizer\.(?!state\.fp32_param\.)")
+"""Keys of the optimizer state other than those of the main parameters, which exist before the first update."""
 
 
 def section_names(model: Sequence[Any]) -> list[str]:
@@ -83,13 +87,17 @@ def optimizer_section(
     *,
     is_loading: bool,
 ) -> Any:
-    """Return the sharded optimizer state that corresponds to sharded weights. Collective in some formats."""
+    """Return the sharded optimizer state that corresponds to sharded weights.
+
+    Collective over the data-parallel ranks when it is saved as `fully_reshardable`, which gathers the state.
+    """
     metadata = {**metadata, "dp_cp_group": groups.dp_cp}
     if isinstance(optimizer, Optimizer):
         optimizer = TorchOptimizerState(optimizer)
     elif is_loading:
         for part in optimizer_parts(optimizer):
-            if getattr(part, "init_state_fn", make_momenta) is None:  # SGD; Megatron calls it without a test
+            # None for SGD, and Megatron calls it without checking.
+            if getattr(part, "init_state_fn", make_momenta) is None:
                 part.init_state_fn = make_momenta
     complete = metadata.get(SHARDING_KEY) == "fully_reshardable"
     with same_local_shards(), complete_main_params(distributed_parts(optimizer) if complete else []):
@@ -135,6 +143,7 @@ def load_optimizer_section(optimizer: Any, loaded: dict[Any, Any]) -> None:
 
 
 _MAY_BE_STUBS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
+"""Optimizers of Megatron that a rank without trainable parameters has as a stub, and that have a flag for it."""
 
 
 def has_state(optimizer: Any | None) -> bool:
@@ -197,7 +206,7 @@ def schedule_policy(scheduler: Any | None) -> Policy | None:
 
 
 def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    """Return the state of a scheduler, of Megatron's with the settings that its own state lacks."""
+    """Return the state of a scheduler; for Megatron's, with the settings that its `state_dict` omits."""
     state: dict[str, Any] = scheduler.state_dict()
     if schedule_policy(scheduler) is None:
         return state
@@ -283,7 +292,7 @@ _NOISE = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the warnings above."""
+    """Suppress the warnings of `_NOISE`."""
     with warnings.catch_warnings():
         for message in _NOISE:
             warnings.filterwarnings("ignore", message=message)
@@ -346,9 +355,9 @@ class CheckpointContents:
 
     @property
     def has_optimizer_states(self) -> bool:
-        """Whether the checkpoint holds what a first update creates, in addition to the main parameters."""
+        """Whether the checkpoint holds optimizer state that the first update creates, such as momenta."""
         keys = self._tensor_keys
-        return keys is None or any(_UPDATED.match(key) for key in keys)
+        return keys is None or any(_CREATED_BY_FIRST_UPDATE.match(key) for key in keys)
 
     @property
     def _tensor_keys(self) -> Collection[str] | None:
@@ -384,7 +393,7 @@ def shapes_of(sections: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def padded_tensors(sections: Mapping[str, Any]) -> set[str]:
-    """Return the tensors that Megatron loads although their vocabulary is padded to another size."""
+    """Return the keys of the tensors whose stored vocabulary may be padded to another size."""
     return {
         part.key
         for entry in nested_values(dict(sections))
@@ -430,7 +439,7 @@ class MegatronRng:
     def set_states(self, states: dict[str, torch.Tensor]) -> None:
         """Replace all states."""
         tracker = get_cuda_rng_tracker()
-        # Megatron's in one mode, Transformer Engine's always.
+        # Megatron's tracker in its graph-safe mode, and Transformer Engine's tracker always.
         graphable = is_graph_safe_cuda_rng_tracker(tracker)
         tracker.set_states(
             {name: convert_cuda_rng_state(state, to_graphable=graphable) for name, state in states.items()}

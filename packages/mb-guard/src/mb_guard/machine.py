@@ -17,7 +17,7 @@ GPU_FIELDS = (
     "memory.used",
     "clocks.sm",
     "clocks.max.sm",
-    "clocks_event_reasons.hw_slowdown",
+    "clocks_throttle_reasons.hw_slowdown",  # drivers before 535 reject the newer name, clocks_event_reasons
     "ecc.errors.uncorrected.volatile.total",
     "temperature.gpu",
 )
@@ -26,7 +26,7 @@ GPU_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, as the driver reports it; None where it does not."""
+    """One GPU, as the driver reports it; None where it does not. Clocks are those of the multiprocessors (SM)."""
 
     name: str
     driver: str
@@ -35,8 +35,11 @@ class Gpu:
     clock_mhz: int | None
     max_clock_mhz: int | None
     slowed_down: bool
+    """Whether the hardware has reduced the clocks: too hot, or short of power."""
     uncorrected_errors: int | None
+    """Memory errors (ECC) since the driver was loaded."""
     temperature: int | None
+    """Degrees Celsius."""
 
 
 def read_gpus() -> tuple[Gpu, ...]:
@@ -48,7 +51,7 @@ def read_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_gpu(line: str) -> Gpu:
-    """Return the GPU of a line of `nvidia-smi`."""
+    """Return the GPU of a line of `nvidia-smi`, which has the columns `GPU_FIELDS`."""
     name, driver, *numbers = (part.strip() for part in line.split(","))
     memory, used, clock, max_clock, slowdown, errors, temperature = numbers
     return Gpu(
@@ -75,6 +78,7 @@ def count_nvlinks() -> int | None:
 
 
 def _output(command: Sequence[str]) -> str:
+    """Return what a program prints; nothing if it is missing, fails, or takes more than 30 seconds."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -105,7 +109,9 @@ class Machine:
     huge_pages: str | None
     """Mode of transparent huge pages: always, madvise or never."""
     infiniband: tuple[str, ...]
+    """Names of its InfiniBand and RoCE devices."""
     folder: str
+    """Folder of the runs; file system and free space are those of the nearest parent that exists."""
     file_system: str | None
     free_gib: float | None
 
@@ -122,12 +128,12 @@ def read_machine(folder: Path) -> Machine:
         memory_gib=_meminfo_gib("MemTotal"),
         memory_limit_gib=_container_limit_gib(),
         shared_memory_gib=_size_gib(Path("/dev/shm")),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        locked_memory_kib=_kib(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        huge_pages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
-        infiniband=_names(Path("/sys/class/infiniband")),
+        open_files=_soft_limit(resource.RLIMIT_NOFILE),
+        locked_memory_kib=_soft_limit(resource.RLIMIT_MEMLOCK, unit=1024),
+        huge_pages=_in_brackets(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        infiniband=_entries(Path("/sys/class/infiniband")),
         folder=str(folder),
-        file_system=file_system_of(existing, _read("/proc/mounts")) if existing else None,
+        file_system=file_system_of(existing.resolve(), _read("/proc/mounts")) if existing else None,
         free_gib=round(shutil.disk_usage(existing).free / 2**30, 1) if existing else None,
     )
 
@@ -152,6 +158,7 @@ def _meminfo_gib(name: str) -> float | None:
 def _container_limit_gib() -> float | None:
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(path).strip()
+        # Without a limit, version 2 of cgroups reports "max", and version 1 a number near 2**63.
         if text.isdigit() and int(text) < 2**60:
             return round(int(text) / 2**30, 1)
     return None
@@ -161,28 +168,35 @@ def _size_gib(path: Path) -> float | None:
     return round(shutil.disk_usage(path).total / 2**30, 2) if path.exists() else None
 
 
-def _kib(limit: int) -> int:
-    return limit if limit < 0 else limit // 1024
+def _soft_limit(kind: int, *, unit: int = 1) -> int:
+    """Return the soft limit of a resource, in units of so many bytes; -1: unlimited."""
+    limit = resource.getrlimit(kind)[0]
+    # RLIM_INFINITY is -1 on Linux up to Python 3.14, and a large number later and on macOS.
+    return -1 if limit == resource.RLIM_INFINITY else limit // unit
 
 
-def _chosen(text: str) -> str | None:
+def _in_brackets(text: str) -> str | None:
+    """Return the word in brackets, with which the kernel marks the active mode in a list of modes."""
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else None
 
 
-def _names(folder: Path) -> tuple[str, ...]:
+def _entries(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else ()
 
 
 def file_system_of(path: Path, mounts: str) -> str | None:
-    """Return the type of the file system of a path, from the text of /proc/mounts: the longest mount point wins."""
+    """Return the type of the file system of a path without symbolic links, from the text of /proc/mounts.
+
+    The longest mount point decides, and of several mounts on it the last one, which hides the others.
+    """
     found = [line.split() for line in mounts.splitlines()]
     points = [
-        (len(point), kind)
-        for _, point, kind, *_ in found
+        (len(point), index, kind)
+        for index, (_, point, kind, *_) in enumerate(found)
         if path == Path(point) or Path(point) in path.parents
     ]
-    return max(points)[1] if points else None
+    return max(points)[2] if points else None
 
 
 HARMFUL_VARIABLES: Mapping[str, tuple[str, str]] = {

@@ -1,6 +1,6 @@
 """The diagnosis of all ranks of a job: differences between nodes, collectives, the speed of each rank. Imports torch.
 
-For processes started by torchrun or srun. Every function is collective.
+For processes started by torchrun or srun, all of which call `examine_ranks`.
 """
 
 import json
@@ -20,19 +20,19 @@ from mb_guard.doctor import Finding, as_data, as_text, exit_code, find_problems,
 from mb_guard.nodes import differences
 
 SLOW = 1.3
-"""A rank is slow if the same work takes this many times the median."""
+"""Multiple of the median time of a matrix product above which a rank is slow."""
 
 
 def examine_ranks(folder: Path, *, as_json: bool) -> int:
     """Compare the nodes, check the collectives, print the result on rank 0, and return the exit code. Collective.
 
-    The first rank of each node reads the facts about it.
+    The first rank of each node reads the facts about it. The process group is created here, and destroyed.
     """
     device = join()
-    is_first = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
-    facts = read_facts(folder, os.environ) if is_first else None
-    own = facts and as_data(facts, find_problems(facts))
-    nodes: list[dict[str, Any]] = [each for each in gather(own) if each]
+    is_first_of_node = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+    facts = read_facts(folder, os.environ) if is_first_of_node else None
+    diagnosis = facts and as_data(facts, find_problems(facts))
+    nodes: list[dict[str, Any]] = [each for each in gather(diagnosis) if each]
     result = check_collectives(device)
     is_first_rank = dist.get_rank() == 0
     dist.destroy_process_group()
@@ -71,12 +71,16 @@ class Collectives:
     """Result of the checks, equal on all ranks."""
 
     ranks: int
+    """Number of ranks."""
     backend: str
     mib: int
+    """Size of the message in MiB."""
     seconds: float
+    """Mean time of an all-reduce on the slowest rank."""
     bus_gb_per_second: float
-    """Bytes that each rank sends and receives per second, as nccl-tests reports it: 2 (n - 1) / n of the message."""
+    """GB that each of n ranks sends per second, as nccl-tests reports it: 2 (n - 1) / n of the message; 0 for one."""
     wrong_ranks: tuple[int, ...]
+    """Ranks whose sum was wrong."""
     slow_ranks: dict[int, float]
     """Rank to the multiple of the median time of a matrix product."""
 
@@ -89,7 +93,9 @@ class Collectives:
 
 
 def join(*, timeout_seconds: float = 60.0) -> torch.device:
-    """Join the process group of the launcher's environment, and return the device of this rank.
+    """Join the process group of the launcher's environment, and return the device of this rank. Collective.
+
+    The device becomes the current one.
 
     Raises:
         dist.DistError: a rank does not arrive in time.
@@ -105,26 +111,27 @@ def join(*, timeout_seconds: float = 60.0) -> torch.device:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all ranks."""
+    """Return the values of all ranks, by rank. Collective."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def check_collectives(device: torch.device) -> Collectives:
-    """Verify a sum over all ranks, and measure its bandwidth and the speed of each rank."""
+    """Verify a sum over all ranks, and measure its bandwidth and the speed of each rank. Collective."""
     ranks = dist.get_world_size()
     mib, rounds = (64, 10) if device.type == "cuda" else (4, 5)
+    # Rank r adds r + 1: the sum of 1 to n is exact in float32.
     values = torch.full((mib * 2**20 // 4,), float(dist.get_rank() + 1), device=device)
     dist.all_reduce(values)
     right = bool((values == ranks * (ranks + 1) / 2).all())
-    dist.all_reduce(values.zero_())
-    _wait(device)
+    dist.all_reduce(values.zero_())  # zeros, which the repeated sums below keep finite
+    _synchronize(device)
     dist.barrier()
     start = time.perf_counter()
     for _ in range(rounds):
         dist.all_reduce(values)
-    _wait(device)
+    _synchronize(device)
     seconds = (time.perf_counter() - start) / rounds
     found = gather((right, seconds, _product_seconds(device)))
     slowest = max(each[1] for each in found)
@@ -148,12 +155,12 @@ def _product_seconds(device: torch.device) -> float:
     for _ in range(5):
         start = time.perf_counter()
         matrix @ matrix
-        _wait(device)
+        _synchronize(device)
         times.append(time.perf_counter() - start)
     return min(times)
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -179,7 +186,7 @@ def collective_findings(result: Collectives, *, nvlinks: int | None, nodes: int)
                 fix="Every step waits for it.",
             )
         )
-    if nodes == 1 and nvlinks and result.bus_gb_per_second < 50:
+    if nodes == 1 and nvlinks and result.ranks > 1 and result.bus_gb_per_second < 50:
         found.append(
             Finding(
                 level="warning",

@@ -57,7 +57,7 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     receive torch substitutes for GPU kernels. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no
     longer be imported, so that Megatron uses torch's optimizers and local layers even if Transformer Engine is
     installed. The memory of large tensors is reused (`cpu/large_blocks.py`), process groups of gloo share a device
-    (`cpu/gloo_device.py`), and signal handlers use a stack of their own (`cpu/signal_stack.py`).
+    (`cpu/gloo_device.py`), and signal handlers run on a separate stack (`cpu/signal_stack.py`).
 
     With a GPU: torch, these packages and Megatron Core are not changed.
 
@@ -77,10 +77,9 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     """
     if _reports:
         return _reports[0]
-    chosen = tuple(patches)
     defer_import("wandb")
     after_import = AfterImport(
-        {**patch_callbacks(chosen), **KERNEL_STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS}
+        {**patch_callbacks(tuple(patches)), **KERNEL_STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS}
     )
     if torch.cuda.is_available() and not force:
         make_cpu_arithmetic_reproducible()
@@ -97,7 +96,11 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
 
 
 def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> HostReport:
-    """Replace torch's CUDA calls, and patch modules of Megatron when they are imported."""
+    """Replace torch's CUDA calls, and patch modules of Megatron when they are imported.
+
+    Raises:
+        MegatronAlreadyImportedError: `megatron.core` is already imported; nothing is changed.
+    """
     if "megatron.core" in sys.modules:
         raise MegatronAlreadyImportedError(
             "mb_host.install: megatron.core is already imported in this process, which has no GPU. It references "
@@ -118,6 +121,7 @@ def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> H
 
 
 def _replace_torch() -> None:
+    """Replace the functions of torch that call CUDA, which cannot be undone."""
     replace_compile()
     replace_device()
     replace_streams()

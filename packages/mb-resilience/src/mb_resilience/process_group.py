@@ -83,9 +83,8 @@ def new_connection(store: StoreKind, *, timeout_seconds: float = THREAD_TIMEOUT_
         return store
     timeout = timedelta(seconds=timeout_seconds)
     connection: Any = store
-    if not hasattr(
-        connection, "clone"
-    ):  # older versions of torch, which do not return the prefix of a store either
+    # Older versions of torch cannot clone a store, and do not return its prefix either.
+    if not hasattr(connection, "clone"):
         prefix = connection.compare_set("mb_resilience/connections", "", uuid4().hex).decode()
         return cast(
             "StoreKind", PrefixStore(prefix, TCPStore(server.host, server.port, None, False, timeout))

@@ -59,13 +59,15 @@ def _loss_read_in_graph(
     model__cuda_graph_modules,
     model__cuda_graph_scope,
 ):
-    machine = rerun_mode not in (None, "disabled")
-    at_once = check_for_spiky_loss or (check_for_nan_in_loss and (check_loss_immediately or machine))
-    if not at_once or not captures_full_iteration(
+    has_machine = rerun_mode not in (None, "disabled")
+    reads_at_once = check_for_spiky_loss or (
+        check_for_nan_in_loss and (check_loss_immediately or has_machine)
+    )
+    if not reads_at_once or not captures_full_iteration(
         model__cuda_graph_impl, model__cuda_graph_modules, model__cuda_graph_scope
     ):
         return None
-    how = "by the rerun machine" if machine or check_for_spiky_loss else "in its microbatch"
+    how = "by the rerun machine" if has_machine or check_for_spiky_loss else "in its microbatch"
     return f"each loss is read {how}, within a CUDA graph of the full iteration"
 
 

@@ -38,6 +38,7 @@ from mb_checkpoint.state.dataloader import read_dataloader_state
 from mb_checkpoint.state.train_state import FLOPS, read_train_state
 
 MODELOPT_STATE = "modelopt_state"
+"""Folder that ModelOpt adds to a checkpoint."""
 NO_MANIFEST_NOTE = (
     "no manifest.json (written by another program): the integrity of its files cannot be verified"
 )
@@ -86,6 +87,7 @@ def trusted_folders(config: CheckpointConfig) -> tuple[Path, ...]:
 def _find_and_load(
     ctx: CheckpointLoadContext, config: CheckpointConfig, *, local: LocalStoreLike | None
 ) -> LoadedCheckpoint:
+    """Load the weights under adapters, if any, and then the checkpoint that `config` selects. Collective."""
     groups = CheckpointGroups.of(ctx.pg_collection)
     mcore.reject_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
     # The weights under adapters come first, because a checkpoint of adapters has none of them.
@@ -114,6 +116,7 @@ def _find_and_load(
 
 
 def _step(chosen: SelectedCheckpoint | None) -> int:
+    """Return the step of a checkpoint; -1, before all others, without one."""
     return -1 if chosen is None or chosen.step is None else chosen.step
 
 
@@ -125,7 +128,7 @@ def _load_base(
     *,
     adapters: KeyFilter,
 ) -> LoadedCheckpoint:
-    """Load all weights except those of the adapters. Collective."""
+    """Load all weights of a pretrained checkpoint except those that `adapters` accepts. Collective."""
     base = CheckpointLoadContext(
         state=ctx.state,
         model=ctx.model,
@@ -203,7 +206,7 @@ def _load(
 def _restorer(
     ctx: CheckpointLoadContext, groups: CheckpointGroups, path: Path, *, layout: str
 ) -> tuple[Callable[..., StateRestorer], mcore.CheckpointContents]:
-    """Return what restores a checkpoint of a layout, and the contents of the checkpoint. Collective."""
+    """Return the class that restores a checkpoint of a layout, and the contents of the checkpoint. Collective."""
     if layout == LEGACY:
         state = read_legacy(path, ctx.model, groups)
         return partial(LegacyRestorer, state=state), state.contents
@@ -255,7 +258,8 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
         pg_collection: Process groups; None uses Megatron's own.
         verify_integrity: Verify contents against the manifest; False if the caller has just done so.
         key_filter: Load only the parameters whose names it accepts; None loads all of them.
-        base: Checkpoint with all other parameters, such as those under adapters; None leaves them unchanged.
+        base: Checkpoint with all other parameters, such as those under adapters; None leaves them unchanged. Without
+            `key_filter` there are no others, and it is not read.
         base_filter: Load only those of the other parameters whose names it accepts; None loads all of them.
 
     Raises:
@@ -290,9 +294,9 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
 
 
 def _weights_context(model: Any, *, strict: bool, key_filter: KeyFilter | None) -> CheckpointLoadContext:
-    """Return what is loaded where only the weights are: a model or its chunks."""
+    """Return the context of a load of weights alone, into a model or its chunks."""
     return CheckpointLoadContext(
-        state=None,  # type: ignore[arg-type]  # of a run; weights have none
+        state=None,  # type: ignore[arg-type]  # counters of a run, which a load of weights does not restore
         model=list(model) if isinstance(model, Sequence) else [model],
         optimizer=None,
         opt_param_scheduler=None,

@@ -1,4 +1,4 @@
-"""Number of steps of Adam, from which its bias correction follows, in the place where an optimizer looks for it.
+"""Number of steps of Adam, from which its bias correction follows, where an optimizer looks for it.
 
 torch's Adam counts in the state of each parameter (Megatron Core stores one `common_step`), FusedAdam of Transformer
 Engine and of Apex in each parameter group, and Megatron's HybridDeviceOptimizer, which steps both, needs it in the

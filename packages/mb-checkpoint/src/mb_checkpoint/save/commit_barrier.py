@@ -115,7 +115,7 @@ class CommitBarrier:
             return None
         self._collected = True
         number = self._store.add(self._failed_key, 0)
-        keys = [f"{self._failed_key}/{place}" for place in range(1, min(number, MAX_FAILURES) + 1)]
+        keys = [f"{self._failed_key}/{index}" for index in range(1, min(number, MAX_FAILURES) + 1)]
         failures = sorted(json.loads(self._store.get(key)) for key in keys)
         for key in (self._done_key, self._failed_key, *keys):
             self._store.delete_key(key)

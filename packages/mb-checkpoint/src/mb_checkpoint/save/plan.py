@@ -26,16 +26,16 @@ from mb_checkpoint.save.writing import DataFile, write_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """Save that depends on the running training only through its tensors."""
+    """One rank's part of a save, complete except for the data: its tensors are still those of the training."""
 
     job: FinalizeJob
     """Destination and commit."""
     files: tuple[DataFile, ...]
-    """Data that this rank writes; the tensors are those of the training."""
+    """Data that this rank writes."""
     rank: int
-    """This rank."""
+    """Global rank of this process."""
     began: float
-    """Start time on the clock of the save."""
+    """Start time in seconds, on the clock of the save."""
 
 
 class BackgroundWriterLike(AsyncWriterLike, Protocol):
@@ -60,7 +60,7 @@ class BackgroundWriterLike(AsyncWriterLike, Protocol):
 
 
 def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedCheckpoint:
-    """Write and commit a planned save. Collective; waits for the disk. Old checkpoints remain: `job.pruning`.
+    """Write and commit a planned save. Collective; waits for the disk. The caller then runs `plan.job.pruning`.
 
     Args:
         plan: The save.
@@ -95,12 +95,12 @@ def start_in_background(
         The save in flight, to be polled, and its record for the caller.
 
     Raises:
-        CheckpointSaveError: A writer could not be started.
+        CheckpointSaveError: The writer of a rank could not be started; the staging folder is removed.
     """
     job, rank = plan.job, plan.rank
     with cleaned_up(job.root, job.step, job.staging):
         # When this returns, the data is on the host, and the training may change its tensors. The ranks agree here only
-        # on the start of the jobs; on their end they agree at the polls of the training, over the store.
+        # that all jobs have started; that all have ended is agreed later, over the store, when the training polls.
         on_every_rank(lambda: writer.write(job.staging, rank, plan.files))
     barrier = CommitBarrier(
         dist.distributed_c10d._get_default_store() if job.world_size > 1 else None,
@@ -119,7 +119,7 @@ def start_in_background(
 
 @contextmanager
 def cleaned_up(root: Path, step: int, staging: Path | None = None) -> Iterator[None]:
-    """If the block fails, remove the staging folder, and convert an OSError to a CheckpointSaveError."""
+    """If the block fails, remove the staging folder on rank 0, and raise an OSError as a CheckpointSaveError."""
     try:
         yield
     except BaseException as error:

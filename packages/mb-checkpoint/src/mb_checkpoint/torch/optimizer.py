@@ -160,9 +160,9 @@ def _numbers_on_host(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         for key, value in state.items():
             if isinstance(value, Tensor):
                 scalars.setdefault((value.device, value.dtype), []).append((state, key))
-    for places in scalars.values():
-        copies = torch.stack([state[key].detach() for state, key in places]).cpu().clone().unbind()
-        for (state, key), copy in zip(places, copies, strict=True):
+    for entries in scalars.values():
+        copies = torch.stack([state[key].detach() for state, key in entries]).cpu().clone().unbind()
+        for (state, key), copy in zip(entries, copies, strict=True):
             state[key] = copy.clone()
     return plain
 

@@ -116,7 +116,7 @@ def read_sequences(routing: Function) -> Function:
         if padding_mask is None or padding_mask.shape[-1] == batch:
             return routing(self, logits, padding_mask=padding_mask)
         bits = padding_mask[:, batch:].long()
-        index = sum(bits[:, place] << place for place in range(bits.shape[1]))
+        index = sum(bits[:, bit] << bit for bit in range(bits.shape[1]))
         self._sequences = index, 1 << bits.shape[1]
         try:
             return routing(self, logits, padding_mask=padding_mask[:, :batch].contiguous())

@@ -34,19 +34,20 @@ def average_over_the_step(process_mtp_loss: Function) -> Function:
 
 
 def _tokens_per_label(depth: int, tokens: Any, labels: Any, cp_group: Any) -> Any:
-    """Return the tokens in the main loss for each label of a depth, of the step or else of the microbatch."""
+    """Return the tokens in the main loss per label of a depth: in the step if counted, else in the microbatch."""
     import torch
 
     step = current_step()
     if step is not None:
         ratio = step.in_loss[0] / step.in_loss[depth]
-        # A step without any label of this depth has no loss of it; NaN: the data does not state it.
+        # A step without any label of this depth has the loss 0 there, whatever the ratio. The ratio is NaN if the
+        # microbatches have no loss mask; then only this microbatch is known.
         return torch.where(ratio.isnan(), tokens / labels.clamp(min=1), ratio)
     return _mean_tokens(tokens, cp_group) / _mean_tokens(labels, cp_group)
 
 
 def _mean_tokens(tokens: Any, cp_group: Any) -> Any:
-    """Return the mean over context-parallel ranks of their tokens; of all of them at least 1."""
+    """Return the mean of a number of tokens over context-parallel ranks, of which the sum is at least 1. Collective."""
     import torch
 
     if cp_group is None or cp_group.size() == 1:
@@ -57,7 +58,7 @@ def _mean_tokens(tokens: Any, cp_group: Any) -> Any:
 
 
 def log_sums(process_mtp_loss: Function) -> Function:
-    """Record the sum of the losses of a microbatch instead of their mean; `mean_over_labels` divides it."""
+    """Record the sum of the losses of a microbatch instead of their mean; `mean_over_labels` divides it later."""
     return rewritten(
         process_mtp_loss,
         (
@@ -76,6 +77,7 @@ def mean_over_labels(reduce: Function) -> Function:
         tracker = reduce.__globals__["MTPLossLoggingHelper"].tracker
         if "loss_values" not in tracker:
             return
+        # Megatron averages the losses over these ranks, and sums the labels: undo the average.
         group = tracker.get("avg_group")
         ranks = 1 if group is None else group.size()
         tracker["loss_values"].mul_(ranks).div_(tracker["total_values"].clamp(min=1))
@@ -84,7 +86,7 @@ def mean_over_labels(reduce: Function) -> Function:
 
 
 def without_scale(track: Function) -> Function:
-    """Log means over labels, which do not depend on the number of microbatches."""
+    """Ignore the scale 1 / microbatches of the logged losses: `mean_over_labels` has divided them already."""
 
     @functools.wraps(track)
     def patched(loss_scale: float, *inputs: Any, **options: Any) -> Any:
@@ -93,7 +95,8 @@ def without_scale(track: Function) -> Function:
     return patched
 
 
-def _process(wrap: Function) -> Patch:
+def _patch_loss(wrap: Function) -> Patch:
+    """Return the patch of Megatron's `process_mtp_loss`."""
     return Patch(wrap=wrap, module=_MODULE, target="process_mtp_loss", sources=("0b28213a2de65a23",))
 
 
@@ -108,7 +111,7 @@ FAULTS = (
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/issues/7452",
         test=f"{_TESTS}::test_the_gradient_does_not_depend_on_microbatches",
-        patches=(*COUNT_TOKENS_FIRST, _process(average_over_the_step)),
+        patches=(*COUNT_TOKENS_FIRST, _patch_loss(average_over_the_step)),
     ),
     Fault(
         id="mtp-logged-loss",
@@ -120,7 +123,7 @@ FAULTS = (
         report="https://github.com/NVIDIA/Megatron-LM/pull/5543",
         test=f"{_TESTS}::test_the_logged_loss_is_a_mean_over_labels",
         patches=(
-            _process(log_sums),
+            _patch_loss(log_sums),
             Patch(
                 wrap=mean_over_labels,
                 module=_MODULE,

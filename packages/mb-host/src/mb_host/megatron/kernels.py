@@ -2,7 +2,7 @@
 
 Megatron imports these names from packages that need a GPU (mamba-ssm, flash-linear-attention, their dependency einops,
 Transformer Engine) and does not build the layers without them. With substitutes under these names, Megatron's layers
-run unchanged.
+run unchanged. Letters of shapes are those of `ssm_scan.py`.
 """
 
 import re
@@ -23,11 +23,11 @@ from mb_host.megatron.ssm_scan import (
 )
 
 GATED_DELTA_CHUNK = 64
-"""Tokens per chunk of the gated-delta scan."""
+"""Tokens per chunk of the gated-delta scan, as in flash-linear-attention. The result depends on it only by rounding."""
 
 
 class GatedRMSNorm(torch.nn.Module):
-    """RMSNorm over groups of channels, optionally gated; substitute for mamba-ssm's class."""
+    """RMSNorm over groups of `group_size` channels, optionally gated; substitute for mamba-ssm's class."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GatedRMSNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
 
     def forward(self, inputs: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Return the normalised inputs, [..., hidden_size], multiplied by SiLU of the gate before or after."""
+        """Return the normalised inputs, [..., hidden_size], multiplied by SiLU of the gate before or after the norm."""
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         values: Tensor = inputs.to(dtype)
         if gate is not None and not self.norm_before_gate:
@@ -84,8 +84,9 @@ class DuplicatedLinear(torch.nn.Module):
         super().__init__()
         if parallel_mode != "duplicated" or skip_bias_add or skip_weight_param_allocation or is_expert:
             raise ValueError(
-                f"DuplicatedLinear: parallel_mode={parallel_mode!r}, skip_bias_add={skip_bias_add}, is_expert="
-                f"{is_expert} is not supported, because each rank has and adds all weights. Train on a GPU."
+                f"DuplicatedLinear: parallel_mode={parallel_mode!r}, skip_bias_add={skip_bias_add}, "
+                f"skip_weight_param_allocation={skip_weight_param_allocation}, is_expert={is_expert} "
+                "is not supported, because each rank has and adds all weights. Train on a GPU."
             )
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=torch.float32))
         self.bias = torch.nn.Parameter(torch.zeros(output_size, dtype=torch.float32)) if bias else None
@@ -114,7 +115,9 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0913 - the kernel's arguments
     ngroups: int = 1,
     norm_before_gate: bool = True,
 ) -> Tensor:
-    """Substitute for mamba-ssm's kernel of this name, as called by Megatron's mixer; see `split_conv_scan`.
+    """Substitute for mamba-ssm's kernel of this name, as Megatron's mixer calls it; see `split_conv_scan`.
+
+    `zxbcdt`, [B, L, D], holds the outputs of the input projection; the result is [B, L, H*P].
 
     Convolution and state start at zero where `seq_idx`, [B, L], the number of the sequence of each token, changes.
     `norm_before_gate` has no effect, because Megatron's mixer does not use the norm of the kernel.
@@ -166,6 +169,8 @@ def mamba_chunk_scan_combined(  # noqa: PLR0913 - the kernel's arguments
 ) -> Tensor:
     """Substitute for mamba-ssm's kernel of this name, as Megatron's mixer calls it; see `gated_scan`.
 
+    Returns [B, L, H, P], the shape of `x`.
+
     Raises:
         ValueError: A state is passed or requested, or the steps are used without softplus.
     """
@@ -192,6 +197,8 @@ def chunk_gated_delta_rule(  # noqa: PLR0913 - the kernel's arguments
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """Substitute for flash-linear-attention's kernel of this name; see `gated_delta_scan`.
+
+    Returns [B, L, H, P], the shape of `v`, and no final state.
 
     Raises:
         ValueError: The sequences are packed, or a state is passed or requested.
@@ -233,8 +240,10 @@ def causal_conv1d(
     """
     if cu_seqlens is not None or initial_state is not None or output_final_state or activation != "silu":
         raise ValueError(
-            f"causal_conv1d: activation={activation!r}, output_final_state={output_final_state}, a state or packed "
-            "sequences given, because it computes SiLU and complete sequences only. Train without packing."
+            f"causal_conv1d: activation={activation!r}, output_final_state={output_final_state}, cu_seqlens "
+            f"{'not given' if cu_seqlens is None else 'given'}, initial_state "
+            f"{'not given' if initial_state is None else 'given'}, because it computes SiLU and complete sequences "
+            "only. Train without packing."
         )
     return causal_convolution(x, weight, bias), None
 
@@ -280,10 +289,10 @@ def repeat_groups(tensor: Tensor, pattern: str, *, g: int, n: int, r: int) -> Te
     return groups.repeat_interleave(r, dim=-2).flatten(-2)
 
 
-def stand_in_for_context_parallel(parts: ModuleType) -> None:
+def stand_in_for_context_parallel(module: ModuleType) -> None:
     """Add the function of einops to Megatron's `mamba_context_parallel`; no effect if einops is installed."""
-    if not parts.__dict__["HAVE_EINOPS"]:
-        parts.__dict__.update(HAVE_EINOPS=True, repeat=repeat_groups)
+    if not module.__dict__["HAVE_EINOPS"]:
+        module.__dict__.update(HAVE_EINOPS=True, repeat=repeat_groups)
 
 
 def stand_in_for_mamba(mixer: ModuleType) -> None:

@@ -112,9 +112,8 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
             )
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
         self.cp_group = groups.cp if config.context_parallel_size > 1 else None
-        if (
-            pg_collection is not None
-        ):  # otherwise Megatron reads it from parallel_state when weights are saved
+        if pg_collection is not None:
+            # Otherwise Megatron reads it from parallel_state when weights are saved.
             self.tp_group = pg_collection.tp
         self.attn_mask_type = attn_mask_type
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
@@ -135,7 +134,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         """Return the attention output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
 
         Collective over the context-parallel group. Causal attention needs no mask; `attention_mask` is
-        True for masked positions and broadcasts to [B, N, S, T]. A window restricts either mask further.
+        True for masked positions and broadcasts to [B, N, S, T]. A window restricts either mask of causal attention.
 
         Packed sequences are concatenated in query [S, N, D], and key and value [S, G, D]. Each sequence attends only to
         itself, and the output is [S, N*D]. Their boundaries are those of the complete sequences.
@@ -152,7 +151,10 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     def _packed(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams, *, causal: bool
     ) -> Tensor:
-        """Attend within each packed sequence separately: the cost is the sum of the squared lengths."""
+        """Attend within each packed sequence separately: the cost is the sum of the squared lengths.
+
+        Synchronizes with the device to read the lengths.
+        """
         borders = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
         lengths = (torch.diff(borders) // (1 if self.cp_group is None else self.cp_group.size())).tolist()
         parts = zip(*(torch.split(each.unsqueeze(1), lengths) for each in (query, key, value)), strict=True)
@@ -166,6 +168,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
+        """Return the output, [S, B, N*D], of one call of torch's attention. Collective under context parallelism."""
         lengths = (query.size(0), key.size(0))
         if self.cp_group is not None:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
@@ -174,17 +177,17 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         if attention_mask is not None:
             allowed_ST = ~attention_mask
         # torch needs no mask tensor for the lower triangle, and computes nothing above it
-        triangle = (
+        is_lower_triangle = (
             causal
             and allowed_ST is None
             and self.window_left is None
             and self.cp_group is None
             and lengths[0] == lengths[1]
         )
-        if causal and not triangle and (allowed_ST is None or self.window_left is not None):
+        if causal and not is_lower_triangle and (allowed_ST is None or self.window_left is not None):
             query_positions, key_positions = self._positions(*lengths)
-            seen_ST = self._causal(query_positions, key_positions)
-            allowed_ST = seen_ST if allowed_ST is None else allowed_ST & seen_ST
+            causal_ST = self._causal_mask(query_positions, key_positions)
+            allowed_ST = causal_ST if allowed_ST is None else allowed_ST & causal_ST
         query_BNSD, key_BGTD, value_BGTD = (each.permute(1, 2, 0, 3) for each in (query, key, value))
         with self._random_state():
             output_BNSD = scaled_dot_product_attention(
@@ -192,7 +195,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
                 key_BGTD,
                 value_BGTD,
                 attn_mask=allowed_ST,
-                is_causal=triangle,
+                is_causal=is_lower_triangle,
                 dropout_p=self.dropout if self.training else 0.0,
                 scale=self.softmax_scale,
                 enable_gqa=query.size(2) != key.size(2),
@@ -235,7 +238,8 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         by_rank = [zigzag_positions(key_length, rank=rank, ranks=len(ranks)) for rank in ranks]
         return by_rank[self.cp_group.rank()], torch.cat(by_rank)
 
-    def _causal(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    def _causal_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Return a mask, [S, T], that is True for keys at or before the query and within the window."""
         distance_ST = query_positions[:, None] - key_positions[None, :]
         allowed_ST = distance_ST >= 0
         return allowed_ST if self.window_left is None else allowed_ST & (distance_ST <= self.window_left)
@@ -252,7 +256,10 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
 
 
 def zigzag_positions(length: int, *, rank: int, ranks: int) -> Tensor:
-    """Return the positions in the complete sequence of one context-parallel rank's `length` tokens, in order."""
+    """Return the positions in the complete sequence of one context-parallel rank's `length` tokens, in order.
+
+    `length` is even: two chunks of the sequence, as in `HostCoreAttention`.
+    """
     half = length // 2
     early, late = rank * half, (2 * ranks - 1 - rank) * half
     return torch.cat([torch.arange(early, early + half), torch.arange(late, late + half)])

@@ -60,7 +60,7 @@ def gated_delta_scan(
 ) -> Tensor:
     """Return o, [B, L, H, P], with o_t = query_t S_t, where the state is corrected towards values at keys.
 
-    S_t = S' + key_t beta_t (value_t - key_t S') with S' = exp(fade_t) S_{t-1}; the state [N, P] starts at zero.
+    S_t = S' + key_t beta_t (value_t - key_t S') with S' = exp(log_decay_t) S_{t-1}; the state [N, P] starts at zero.
     Within a chunk the corrections beta (value - key S') of all tokens solve one unit-triangular system. Source: Yang,
     Kautz and Hatamizadeh, "Gated Delta Networks" (2024), section 3.3.
 

@@ -171,9 +171,8 @@ class RankPool:
     def _await_ready(self) -> None:
         if self._ready:
             return
-        if any(
-            _results(self._gather("the start of a rank", _START_SECONDS))
-        ):  # reasons why ranks cannot be forked
+        # Each rank answers why it cannot be forked, if so.
+        if any(_results(self._gather("the start of a rank", _START_SECONDS))):
             self._stop(grace_seconds=0.0)
             self._start_method = "spawn"
             self._start_ranks("spawn")

@@ -84,9 +84,8 @@ class RankProcess:
 
         If the rank has closed its connection, waits some seconds for its end, so that its exit status is known.
         """
-        has_exited = (
-            self.exit_code is not None
-        )  # before the connection is read: a last reply may arrive in between
+        # Read before the connection, because a last reply may arrive in between.
+        has_exited = self.exit_code is not None
         try:
             if self.connection.poll():
                 return self.connection.recv()

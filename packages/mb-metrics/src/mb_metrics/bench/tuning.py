@@ -1,7 +1,8 @@
-"""Search for the fastest settings of a run: one after another, from a base, each measured for a few steps. No torch.
+"""Search for the fastest settings of a run: one after another, each measured for a few steps. No torch.
 
-A setting is kept if the run with it is faster by more than its noise, and its losses are those of the base. Running out
-of memory, and any other failure, is the result of a trial and does not end the search.
+The base is the run without changes. A setting is kept if the run with it and the settings kept so far is faster than
+the best run by more than the noise, and its losses are those of the base. Running out of memory, and any other failure,
+is the result of a trial and does not end the search.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from mb_metrics.bench.command import BenchRunError
 from mb_metrics.bench.result import BenchResult
 
 LEAST_GAIN = 0.02
-"""Part by which a step must be shorter: the times of two equal runs differ by less."""
+"""Speedup above 1 from which a run is faster: the step times of two equal runs differ by less."""
 LARGEST_DIFFERENCE = 0.02
 """Relative difference of a loss to that of the base above which a setting trains something else."""
 KILLED = (-9, 137)
-"""Exit codes of a process that the system ended, as it does when memory runs out."""
-_MEMORY = re.compile(r"OutOfMemoryError|out of memory|Cannot allocate memory", re.IGNORECASE)
+"""Exit codes of a process that the system killed (SIGKILL), as it does when memory runs out."""
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|Cannot allocate memory", re.IGNORECASE)
 
 Overrides = tuple[str, ...]
+"""Changes of the configuration, each `field=value`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Switch:
     name: str
     alternatives: tuple[Overrides, ...]
     ordered: bool = False
-    """A later alternative is tried only if the one before was faster."""
+    """A later alternative is tried only if the previous one was faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +45,10 @@ class Trial:
     overrides: Overrides
     """Overrides that are on trial, beyond those kept before."""
     outcome: str
-    """"base", "faster", "slower", "out of memory", or what is wrong."""
+    """"base", "faster", "equal", "slower", "out of memory", or what is wrong."""
     result: BenchResult | None = None
     speedup: float | None = None
-    """Step time of the best run before, over that of this one."""
+    """Step time of the previous best run, over that of this one."""
 
 
 @dataclass(slots=True)
@@ -81,11 +83,10 @@ def search(
     Args:
         switches: What is tried, in this order.
         run: Measures a run with overrides and the number of the trial; raises BenchRunError if it fails.
-        seconds: Time of the search. A trial that would take longer than what is left, like the longest one before, is
-            not started.
+        seconds: Time of the search. A trial is not started if less is left than the longest trial so far took.
         rejected: Returns why a run with overrides could not start; None if it can.
         log: Called with each trial.
-        clock: Seconds.
+        clock: Monotonic clock in seconds.
 
     Raises:
         BenchRunError: The base failed.
@@ -123,7 +124,7 @@ def _path(override: str) -> str:
 
 
 def _chains(switches: Sequence[Switch]) -> Iterator[list[Overrides]]:
-    """Yield lists of alternatives, each of which is left where one is no faster."""
+    """Yield lists of alternatives; the rest of a list is skipped after one that is not faster."""
     for switch in switches:
         if switch.ordered:
             yield list(switch.alternatives)
@@ -138,6 +139,7 @@ def _run_trial(
     run: Callable[[Overrides, int], BenchResult],
     rejected: Callable[[Overrides], str | None],
 ) -> Trial:
+    """Measure the base with the overrides kept so far and those on trial, and compare it with the best run."""
     combined = merged(so_far.kept, overrides)
     if reason := rejected(combined):
         return Trial(overrides=overrides, outcome=reason)
@@ -158,7 +160,7 @@ def _run_trial(
 
 def failure(error: BenchRunError) -> str:
     """Return what ended a run: "out of memory", or its last line."""
-    if error.exit_code in KILLED or _MEMORY.search(str(error)):
+    if error.exit_code in KILLED or _OUT_OF_MEMORY.search(str(error)):
         return "out of memory"
     return str(error).rstrip().rpartition("\n")[2].strip()[:120]
 
@@ -211,7 +213,7 @@ def override_file(found: Search, *, heading: Sequence[str], fixed: Overrides = (
     Args:
         found: Result of the search.
         heading: Lines of the comment at the head.
-        fixed: Overrides that every trial had in addition to what the user gave.
+        fixed: Overrides of every trial, the base included, which the user did not give.
     """
     lines = [f"# {line}" for line in heading]
     sections: dict[str, list[str]] = {}

@@ -207,7 +207,7 @@ class SlowSteps(Accumulator):
         self._floor = math.inf
 
     def above(self, times: Series, limit: float) -> list[tuple[int, float, float]]:
-        """Return step, begin and end of each step, recorded next to the one before, that took longer than a limit."""
+        """Return step, begin and end of each step, recorded next to the previous one, that took longer than a limit."""
         if not self._floor <= limit <= 4 * self._floor:
             self._floor, self._series = limit / 2, None
         self.update(times)

@@ -1,8 +1,8 @@
-"""Files that grow by whole pieces: a write that fails, as on a full disk, leaves no part behind.
+"""Files that grow by complete pieces: a write that fails, as on a full disk, leaves no part of its piece.
 
-`AppendFile` raises the error to its caller, `LineFile` keeps the lines and writes them later. A file that is deleted
-or moved while it is written, with its folder, is written again with its content, which the operating system keeps as
-long as it is open.
+`AppendFile` raises the error to its caller; `LineFile` keeps the lines and writes them later. A file that is deleted or
+moved, alone or with its folder, is written again with its content, which the operating system keeps as long as the
+file is open.
 """
 
 import errno
@@ -17,28 +17,37 @@ from typing import BinaryIO
 from mb_metrics.errors import DamagedRunFileError
 
 _logger = logging.getLogger(__name__)
-_CHUNK = 1 << 20
-_COMPARED = 1 << 16
-"""Bytes at the beginning of a file by which a copy is known."""
+_CHUNK_BYTES = 1 << 20
+_COMPARED_BYTES = 1 << 16
+"""Bytes at the beginning of a file by which a copy of it is recognized."""
 
 MAX_KEPT = 20_000
 """Number of pieces that a `LineFile` keeps; older ones are lost."""
 
 
 def restore_if_deleted(path: Path, descriptor: int) -> bool:
-    """Write an open file again if it was deleted or moved, with its content; return whether it was.
+    """Write an open file again, with its content, if it was deleted or moved; return whether it was.
+
+    `descriptor` still refers to the deleted or moved file.
 
     Raises:
-        OSError: it cannot be written; `FileExistsError` if another process has made a file of its name.
+        OSError: it cannot be written, and nothing is left of the attempt; `FileExistsError` if another process has made
+            a file of its name.
     """
     if os.fstat(descriptor).st_nlink and path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
-        position = 0
-        while chunk := os.pread(descriptor, _CHUNK, position):
-            file.write(chunk)
-            position += len(chunk)
+    file = path.open("xb")
+    try:
+        with file:
+            position = 0
+            while chunk := os.pread(descriptor, _CHUNK_BYTES, position):
+                file.write(chunk)
+                position += len(chunk)
+    except OSError:
+        # The next attempt would take an incomplete copy for the file of another process.
+        path.unlink(missing_ok=True)
+        raise
     _logger.warning(
         "%s: was deleted or moved while the run writes it; it is written again, with all its lines", path
     )
@@ -46,7 +55,7 @@ def restore_if_deleted(path: Path, descriptor: int) -> bool:
 
 
 def require_regular_file(path: Path) -> None:
-    """Raise if a path exists and is not a file: to open a named pipe would wait for its other end for ever.
+    """Raise if a path exists and is not a file. Opening a named pipe, for one, would wait for its other end.
 
     Raises:
         DamagedRunFileError: It is a folder, a named pipe or a device.
@@ -83,7 +92,7 @@ class AppendFile:
             self._file.close()
             self._file = self._path.open("a+b", buffering=0)
         rest = memoryview(content)
-        self._file.truncate(self._size)  # if the attempt below failed before
+        self._file.truncate(self._size)  # after a failure, the truncation below may have failed, too
         try:
             while rest:
                 written = self._file.write(rest)
@@ -119,13 +128,16 @@ class LineFile:
 
     def __init__(self, path: str | Path, *, warn: Callable[[str], object]) -> None:
         self._path = Path(path).absolute()
-        self._held: BinaryIO | None = None
+        self._held: BinaryIO | None = None  # keeps the content of a file that is deleted
         self._warn = warn
-        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
+        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)  # pieces that are not in the file
         self._lost = 0
 
     def append(self, *pieces: str) -> None:
-        """Append pieces of one or more lines, and before them those that could not be written so far."""
+        """Append pieces of one or more lines, after those that could not be written so far.
+
+        Does not raise OSError: pieces that cannot be written are kept in memory, up to `MAX_KEPT`.
+        """
         failed_before = bool(self._kept)
         for piece in pieces:
             self._lost += len(self._kept) == MAX_KEPT
@@ -137,7 +149,7 @@ class LineFile:
             if self._held is not None and self._was_restored(self._held):
                 self._held.close()
                 self._held = None
-            # opened and closed for each piece: NFS writes lines of several machines over each other while it is open
+            # Opened for each call: on NFS, lines of several machines overwrite each other in a file that stays open.
             with self._path.open("ab", buffering=0) as file:
                 if self._held is None:
                     self._held = self._path.open("rb")
@@ -161,7 +173,7 @@ class LineFile:
         """Write the file again if it was deleted or moved; return whether this process or another one has done so.
 
         Raises:
-            OSError: it cannot be written; `FileExistsError` if a file of its name is not, or not yet, a copy.
+            OSError: it cannot be written; `FileExistsError` if there is a file of its name that is not a complete copy.
         """
         try:
             return restore_if_deleted(self._path, held.fileno())
@@ -169,7 +181,7 @@ class LineFile:
             size = os.fstat(held.fileno()).st_size
             with self._path.open("rb") as file:
                 is_complete = os.fstat(file.fileno()).st_size >= size
-                compared = min(size, _COMPARED)
+                compared = min(size, _COMPARED_BYTES)
                 if not is_complete or file.read(compared) != os.pread(held.fileno(), compared, 0):
                     raise
             return True

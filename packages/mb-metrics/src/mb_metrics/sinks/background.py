@@ -228,9 +228,8 @@ class BackgroundSink:
                     return
                 delay = min(2 * delay, self._longest_retry_seconds)
             else:
-                if (
-                    self._failing and job.records
-                ):  # a write of no record proves nothing: many sinks ignore summaries
+                # A write without records proves nothing: many sinks ignore summaries.
+                if self._failing and job.records:
                     self._failing = False
                     self._warn("recovered; records are written again")
                 return

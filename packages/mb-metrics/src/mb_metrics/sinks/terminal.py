@@ -13,9 +13,11 @@ from mb_metrics.sinks.sink import Sink
 Style = Literal["plain", "label", "main", "speed", "problem", "evaluation"]
 """Role of a piece of a line; the terminal chooses its colour."""
 StyledText = tuple[str, Style]
+"""Piece of a line, and its role."""
 
 _GAP = "  "
-_FEWEST_DIGITS_OF_A_STEP = 3
+"""Between two cells."""
+_MIN_STEP_WIDTH = 3
 
 
 @runtime_checkable
@@ -43,7 +45,7 @@ class _Cell:
 
 
 class TerminalSink(Sink):
-    """Sink that prints each log interval and each evaluation as one line for a person, aligned below the previous one.
+    """Sink that prints each log interval and each evaluation as one line, aligned below the previous one.
 
     A line has the step, the losses (means over the interval), the learning rate, the gradient norm, tokens per second,
     MFU, peak memory and the time left, as far as they are known, then the step time and other recorded metrics. What
@@ -58,12 +60,12 @@ class TerminalSink(Sink):
     def __init__(self, terminal: StyledTerminal, *, throughput: bool = False) -> None:
         self._terminal = terminal
         self._throughput = throughput
-        self._widths: dict[str, int] = {}
-        self._usual: dict[str, _Cell] = {}
+        self._widths: dict[str, int] = {}  # of the values of each column so far; they never shrink
+        self._earlier: dict[str, _Cell] = {}  # last value of each metric in _ORDER
 
     def write_interval(self, interval: LogInterval) -> None:
         """Print one line."""
-        step = self._step(interval.last.step, interval.total_steps)
+        step = self._step_text(interval.last.step, interval.total_steps)
         problems = list(_problems(interval))
         ordered = self._with_earlier_columns(_cells(interval, throughput=self._throughput))
         room = self._terminal.columns - len(step) - sum(len(_GAP) + len(text) for text in problems)
@@ -77,11 +79,11 @@ class TerminalSink(Sink):
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line."""
-        step = self._step(evaluation.step, None)
+        step = self._step_text(evaluation.step, None)
         pieces: list[StyledText] = [(step, "plain")]
         room = self._terminal.columns - len(step)
         for name, loss in evaluation.losses.items():
-            text = f"{_GAP}validation {short_name(name)} {_loss(loss)}"
+            text = f"{_GAP}validation {short_name(name)} {_number(loss)}"
             if evaluation.perplexities and names.is_loss(name):
                 text += f"{_GAP}perplexity {compact(perplexity(loss))}"
             if len(text) > room and len(pieces) > 1:
@@ -91,18 +93,20 @@ class TerminalSink(Sink):
         self._terminal.print_styled(pieces)
 
     def _with_earlier_columns(self, cells: Iterable[_Cell]) -> list[_Cell]:
-        """Return the cells in order; a usual metric that has no value in this interval keeps its column."""
+        """Return the cells in order; a metric in _ORDER without a value in this interval keeps its column."""
         measured = {cell.name: cell for cell in cells}
-        self._usual |= {name: cell for name, cell in measured.items() if name in _ORDER}
-        empty = {name: replace(cell, value="-", style="plain") for name, cell in self._usual.items()}
+        self._earlier |= {name: cell for name, cell in measured.items() if name in _ORDER}
+        empty = {name: replace(cell, value="-", style="plain") for name, cell in self._earlier.items()}
         return sorted((empty | measured).values(), key=lambda cell: _ORDER.get(cell.name, len(_ORDER)))
 
-    def _step(self, step: int, total: int | None) -> str:
-        text = f"step {step:>{_FEWEST_DIGITS_OF_A_STEP}}" if total is None else _progress(step, total)
+    def _step_text(self, step: int, total: int | None) -> str:
+        """Return the head of a line, as wide as the widest one so far."""
+        text = f"step {step:>{_MIN_STEP_WIDTH}}" if total is None else _progress(step, total)
         self._widths["step"] = max(self._widths.get("step", 0), len(text))
         return text.ljust(self._widths["step"])
 
     def _fitted(self, cells: Sequence[_Cell], room: int) -> Iterator[StyledText]:
+        """Yield the pieces of the first cells that fit into `room` characters, and widen their columns."""
         for cell in cells:
             width = max(self._widths.get(cell.name, _WIDTHS.get(cell.name, 0)), len(cell.value))
             self._widths[cell.name] = width
@@ -117,13 +121,14 @@ class TerminalSink(Sink):
 
 
 _ORDER = {
-    name: place
-    for place, name in enumerate(
+    name: position
+    for position, name in enumerate(
         ("loss", "learning rate", "grad norm", "tokens", "eta", "mfu", "memory", "step time", "tflops")
     )
 }
+"""Metrics that keep their column, and its position; others follow."""
 _WIDTHS = {"grad norm": 6, "tokens": 5, "eta": 5, "mfu": 5, "memory": 5, "step time": 5}
-"""Fewest characters of a value, so that columns seldom grow."""
+"""Minimum characters of a value, so that columns seldom grow."""
 
 
 def short_name(loss: str) -> str:
@@ -132,20 +137,21 @@ def short_name(loss: str) -> str:
 
 
 def _progress(step: int, total: int) -> str:
-    return f"step {step:>{max(_FEWEST_DIGITS_OF_A_STEP, len(str(total)))}}/{total}"
+    return f"step {step:>{max(_MIN_STEP_WIDTH, len(str(total)))}}/{total}"
 
 
 def _cells(interval: LogInterval, *, throughput: bool) -> Iterator[_Cell]:
+    """Yield the cells of an interval, unordered."""
     latest, losses = interval.latest, interval.mean_losses
     main = next((name for name in losses if names.is_training_loss(name)), next(iter(losses), None))
     rate, norm = names.find_learning_rate(latest), names.find_grad_norm(latest)
     if main is not None:
         style: Style = "main" if math.isfinite(losses[main]) else "problem"
-        yield _Cell(name="loss", label=short_name(main), value=_loss(losses[main]), style=style)
+        yield _Cell(name="loss", label=short_name(main), value=_number(losses[main]), style=style)
     if rate is not None:
         yield _Cell(name="learning rate", label="lr", value=f"{latest[rate]:.2e}")
     if norm is not None:
-        yield _Cell(name="grad norm", label="grad", value=_loss(latest[norm], digits=3))
+        yield _Cell(name="grad norm", label="grad", value=_number(latest[norm], digits=3))
     yield from _speed_cells(interval, throughput=throughput)
     shown = {main, rate, norm, names.PEAK_MEMORY, names.LOSS_SCALE, *names.ADDED_BY_METRICS}
     for name, value in {**latest, **losses}.items():
@@ -170,12 +176,14 @@ def _speed_cells(interval: LogInterval, *, throughput: bool) -> Iterator[_Cell]:
         yield _Cell(name="tflops", label="", value=compact(tflops), style="speed", unit=" TFLOP/s")
 
 
-def _loss(value: float, *, digits: int = 4) -> str:
+def _number(value: float, *, digits: int = 4) -> str:
+    """Return a number with `digits` decimals; a very small or large one in scientific notation."""
     plain = not math.isfinite(value) or value == 0 or 1e-3 <= abs(value) < 1e5
     return f"{value:.{digits}f}" if plain else f"{value:.2e}"
 
 
 def _problems(interval: LogInterval) -> Iterator[str]:
+    """Yield the numbers of steps that were skipped, or whose loss is not finite."""
     if interval.skipped_steps:
         yield f"{interval.skipped_steps} skipped"
     if interval.nonfinite_steps:

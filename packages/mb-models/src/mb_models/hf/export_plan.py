@@ -17,6 +17,7 @@ from mb_models.hf.load import parameter_origins
 from mb_models.hf.stacked_experts import ExpertStacks
 
 SINGLE = "model.safetensors"
+"""Name of the file of weights if there is only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class ExportPlan:
     sources: Mapping[str, tuple[str, ...]]
     """Name of each tensor -> the parameters that it is made of."""
     tokens: int
-    """Rows of tensors that have one for each token."""
+    """Entries of the exported vocabulary: rows of the embedding, without Megatron's padding."""
     total_bytes: int
     """Bytes of all tensors."""
 
@@ -57,7 +58,8 @@ def plan_export(
 ) -> ExportPlan:
     """Return the files that a complete model is exported to; reads only the shapes of its parameters.
 
-    The arguments and errors are those of `mb_models.hf.save.save_hf_model`.
+    `chunk` is the complete model, on one rank. The other arguments and the errors are those of
+    `mb_models.hf.save.save_hf_model`.
     """
     dtype = str(next(iter(chunk.parameters())).dtype).removeprefix("torch.")
     rows = chunk.embedding.word_embeddings.weight.shape[0]
@@ -85,7 +87,7 @@ def plan_export(
 
 
 def _shards(sizes: Mapping[str, int], *, limit: int) -> list[list[str]]:
-    """Divide tensors, in their order, into files of at most `limit` bytes."""
+    """Divide tensors, in their order, into files of at most `limit` bytes; a larger tensor has a separate file."""
     shards: list[list[str]] = [[]]
     used = 0
     for name, size in sizes.items():
@@ -98,6 +100,7 @@ def _shards(sizes: Mapping[str, int], *, limit: int) -> list[list[str]]:
 
 
 def _named_files(shards: list[list[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the tensors of each file under the names that transformers gives them."""
     count = len(shards)
     numbered = (f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
     names = [SINGLE] if count == 1 else numbered
@@ -107,7 +110,7 @@ def _named_files(shards: list[list[str]]) -> dict[str, tuple[str, ...]]:
 def exported_tensors(
     weights: Iterable[tuple[str, torch.Tensor, TensorOrigin]], *, config: Section, tokens: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and value of each tensor of a folder that parameters of a complete model are written to."""
+    """Yield name and value of each exported tensor, made of (name, value, origin) of a complete model's parameters."""
     stacks = ExpertStacks(count=config.num_moe_experts or 0)
     for _, value, origin in weights:
         exported = value.detach()[:tokens] if origin.vocabulary else value.detach()
@@ -118,13 +121,17 @@ def exported_tensors(
 
 
 def stored_tensors(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
-    """Return the tensors of a folder that a parameter of a complete model is written to."""
+    """Return the exported tensors that a parameter of a complete model is written to, in the order of its names."""
     parts = split_parts(parameter + origin.offset if origin.offset else parameter, config, origin)
     return [torch.cat(parts)] if origin.packed else parts
 
 
 def split_parts(parameter: torch.Tensor, config: Section, origin: TensorOrigin) -> list[torch.Tensor]:
-    """Split a parameter of a complete model into tensors, in the order of `origin.tensors`."""
+    """Split a parameter of a complete model into tensors, in the order of `origin.tensors`.
+
+    Megatron keeps the queries (with "gated_qkv" also their gates), key and value of each group together; transformers
+    has one tensor for all queries, one for all keys and one for all values.
+    """
     if origin.form == "gated_delta":
         return split_gated_delta(parameter, config)
     if origin.form not in ("qkv", "gated_qkv", "glu"):

@@ -151,6 +151,7 @@ class MimoModelProvider(ModelProvider[MimoModelConfig, LayerSpec, ColocatedMimoM
         )
 
     def _layers(self, transformer: TransformerConfig) -> TransformerBlockSubmodules:
+        """Return the layers of a transformer, all of them on this rank."""
         return self._layer_spec(transformer, vp_stage=None, pp_rank=0)
 
 
@@ -169,10 +170,12 @@ ALL_ROWS = ModuleRows(text=(0, 1), images=(0, 1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoForwardStep:
-    """Callable forward step; `inspect_loss` receives every microbatch's loss sum, `rows` selects this rank's rows."""
+    """Callable forward step of a vision-language model."""
 
     inspect_loss: Callable[[torch.Tensor], None] | None = None
+    """Receives every microbatch's loss sum."""
     rows: ModuleRows = ALL_ROWS
+    """Rows of a microbatch that this rank processes."""
     compute_metrics: ComputeMetrics | None = None
     """Metrics of the user, logged with the losses of evaluations; see `GPTForwardStep`. Without context parallelism."""
 
@@ -193,6 +196,7 @@ class MimoForwardStep:
             BatchError: there is no iterator, a key is missing, or `rows` does not divide it.
             ValueError: `return_schedule_plan` is set.
             ValueError: the number of patches differs from the number of image tokens, from Megatron Core.
+            EvaluationMetricsError: `compute_metrics` is set under context parallelism.
         """
         if return_schedule_plan:
             raise ValueError(NO_SCHEDULE_PLAN.format("a vision-language model"))
@@ -222,7 +226,7 @@ class MimoForwardStep:
         loss_function: Callable[[torch.Tensor], Loss] = partial(
             masked_next_token_loss, loss_mask, inspect_loss=self.inspect_loss
         )
-        # A rank of the encoder returns no losses.
+        # A rank that holds only the encoder returns its output instead of losses.
         if compute_metrics is not None and isinstance(losses, torch.Tensor):
             if losses.shape != batch["labels"].shape:
                 raise EvaluationMetricsError(
@@ -240,22 +244,22 @@ class MimoForwardStep:
 
 
 def _part(tensor: torch.Tensor, rows: tuple[int, int]) -> torch.Tensor:
-    """Return the rows of one of several equal parts, (index, number of parts), without a copy.
+    """Return the rows of one of several equal parts, which `rows` gives as (index, number of parts), without a copy.
 
     Raises:
         BatchError: the rows are not divisible.
     """
-    number, parts = rows
+    index, parts = rows
     if tensor.size(0) % parts:
         raise BatchError(
             f"batch: {tensor.size(0)} rows are not divisible by {parts}, because the replicas of a module share them. "
             "Set train.micro_batch_size to a multiple."
         )
-    return tensor.chunk(parts)[number]
+    return tensor.chunk(parts)[index]
 
 
 def _without_causal_mask(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
-    """Remove the causal mask from layers of a GPT, in place: their specs are new objects."""
+    """Remove the causal mask from layers of a GPT, in place, because `layer_spec` returns new objects at each call."""
     for layer in block.layer_specs:
         attention = layer.submodules.self_attention
         attention.params = {**attention.params, "attn_mask_type": AttnMaskType.no_mask}

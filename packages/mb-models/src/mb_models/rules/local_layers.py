@@ -14,7 +14,7 @@ IGNORED_BY_LOCAL_LAYERS = (
     "fused_residual_rmsnorm",
     "moe_grouped_gemm",
 )
-"""Switches that only Transformer Engine's layers support."""
+"""Switches of the section `model` that only Transformer Engine's layers support."""
 
 
 @model_rule(

@@ -1,4 +1,4 @@
-"""Comparison of the collectives that ranks have called: which ranks miss which collective. No torch.
+"""Comparison of the collectives that ranks have called: which ranks have not called which. No torch.
 
 A record comes from torch's flight recorder, which numbers the collectives of each process group: from its memory
 (`mb_resilience.hangs.flight_record_reader`), or from the file that NCCL's watchdog writes when a collective times out.
@@ -20,7 +20,7 @@ from mb_resilience.hangs.report import format_ranks
 from mb_schema.declared_sizes import check_pickle
 
 MAX_LINES = 8
-"""Number of process groups in a report."""
+"""Maximum number of process groups in a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class GroupCollectives:
     ranks: tuple[int, ...]
     """Ranks of the group; empty if they are unknown."""
     number: int
-    """Number of the collective in the group, from 1."""
+    """Sequence number of the collective in the group, from 1."""
     operation: str
     """Such as "all_reduce"."""
     size: str = ""
-    """Shapes of its inputs."""
+    """Shapes of its inputs, such as "16x4096 16"."""
     pending: bool = False
     """Whether it is not complete."""
 
@@ -48,7 +48,7 @@ RankCollectives = Mapping[int, Sequence[GroupCollectives]]
 def parse_record(
     record: Mapping[str, Any], *, group_ranks: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[GroupCollectives, ...]:
-    """Return the newest collective of each group in a record of the flight recorder.
+    """Return the newest collective of each group in a record of the flight recorder, without point-to-point calls.
 
     Args:
         record: as `json.loads` or an unpickling returns it.
@@ -76,7 +76,7 @@ def parse_record(
 
 
 def as_text(collectives: Sequence[GroupCollectives]) -> str:
-    """Return collectives as JSON, for a store. Its length does not grow with the size of regular groups."""
+    """Return collectives as JSON, for a store. Its length does not grow with the size of groups in a rank grid."""
     return json.dumps([{**asdict(each), "ranks": _encode_ranks(each.ranks)} for each in collectives])
 
 
@@ -126,7 +126,7 @@ def missing_collectives(records: RankCollectives, *, ranks: Sequence[int]) -> li
 
     Args:
         records: collectives of each rank that has a record.
-        ranks: all ranks of the run.
+        ranks: all ranks of the run; other members of a group are left out.
     """
     groups: dict[str, dict[int, GroupCollectives]] = defaultdict(dict)
     for rank, collectives in records.items():
@@ -151,15 +151,15 @@ def missing_collectives(records: RankCollectives, *, ranks: Sequence[int]) -> li
             size = f" of {last.size}" if last.size else ""
             lines.append(
                 f"{_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {last.operation}{size}, number {number} "
-                f"of {group}; not called by {_by_last(missing, by_rank, records)}"
+                f"of {group}; not called by {_with_last_call(missing, by_rank, records)}"
             )
     return lines[:MAX_LINES]
 
 
-def _by_last(
+def _with_last_call(
     missing: Sequence[int], by_rank: Mapping[int, GroupCollectives], records: RankCollectives
 ) -> str:
-    """Return the missing ranks, those with the same last collective together."""
+    """Return the missing ranks as text, grouped by the last collective that they called in the group."""
     groups: dict[str, list[int]] = defaultdict(list)
     for rank in missing:
         if rank not in records:
@@ -207,7 +207,14 @@ def read_dump_files(
                 content = file.read_bytes()
                 check_pickle(content)
                 collectives[rank] = parse_record(_PlainUnpickler(io.BytesIO(content)).load())
-            except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
+            except (
+                pickle.UnpicklingError,
+                EOFError,
+                LookupError,
+                TypeError,
+                ValueError,
+                AttributeError,
+            ) as error:
                 raise ValueError(
                     f"{file}: is not a record of the flight recorder ({error}). Remove the file."
                 ) from None

@@ -380,20 +380,16 @@ class HangReporter:
             if folder is None:
                 faulthandler.dump_traceback(sys.stderr)
             else:
-                with (
-                    tempfile.TemporaryFile() as own
-                ):  # it is written line by line, between those of other ranks
+                # Not to the shared file, because faulthandler writes line by line, between those of other ranks.
+                with tempfile.TemporaryFile() as own:
                     faulthandler.dump_traceback(own)
                     own.seek(0)
                     stacks = own.read()
                 head = f"rank {self._rank}, process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
                 with (folder / stack_file_name()).open("ab", buffering=0) as file:
                     file.write(head.encode() + stacks + b"\n")
-        except (
-            OSError,
-            AttributeError,
-            ValueError,
-        ) as error:  # a full disk, or a stderr without a file behind it
+        except (OSError, AttributeError, ValueError) as error:
+            # A full disk, or a stderr without a file behind it.
             self._log_text(f"rank {self._rank}: cannot write stacks: {error}")
 
     def _publish(self, text: str) -> None:

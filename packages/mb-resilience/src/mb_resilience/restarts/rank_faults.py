@@ -12,7 +12,7 @@ FAULT_KINDS: Mapping[str, str] = {
     "UNRESPONSIVE": "sent no heartbeat for heartbeat_timeout",
     "MONITOR_PROCESS_EXCEPTION": "lost its monitoring process",
 }
-"""Predicate of each kind of fault."""
+"""Kind of NVRx's record -> predicate of a sentence about the rank. A base exception is one such as SystemExit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,15 @@ COLLECTIVE_ERRORS = (
 
 
 def is_consequence(error: str) -> bool:
-    """Return whether the text of an error is that of a collective, whose cause is a fault of another rank."""
+    """Return whether a message is that of a failed collective, whose cause is a fault of another rank."""
     return any(part in error for part in COLLECTIVE_ERRORS)
 
 
 def sorted_faults(faults: Sequence[RankFault]) -> tuple[RankFault, ...]:
     """Return faults with the likely first cause first, one per rank: dead ranks, then errors, then their consequences.
 
-    When a rank dies or raises, the collectives of its partners raise, too, often earlier than the fault is recorded.
+    When a rank dies or raises, the collectives of its partners raise, too, or wait until their soft timeout; both are
+    often recorded earlier than the fault itself. Of several faults of a rank, the first in this order is kept.
     """
 
     def order(fault: RankFault) -> int:

@@ -164,8 +164,7 @@ def _query(query: Callable[[], float]) -> float | None:
     except (RuntimeError, ModuleNotFoundError):  # raised by torch for an old NVML, and without NVML
         return None
     except Exception as error:
-        if (
-            type(error).__module__ != "pynvml"
-        ):  # NVML's own errors have no name that can be imported without it
+        # Compared by name, because the errors of NVML can be imported only where it is installed.
+        if type(error).__module__ != "pynvml":
             raise
         return None

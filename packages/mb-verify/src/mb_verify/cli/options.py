@@ -50,6 +50,7 @@ ProofFolder = Annotated[
 ]
 
 OPTION_OF_FIELD = {"steps": "--steps", "step": "--cut", "kill": "--kill", "resumed_by": "--resume-nproc"}
+"""Field of `Interruption` -> option that sets it."""
 
 
 def read_interruption(*, steps: int, cut: int, kill: bool, resume_nproc: str | None) -> Interruption:
@@ -93,7 +94,9 @@ class ProofOptions:
         )
 
     def run(self, make_command: MakeCommand, *, tracker: Path) -> int:
-        """Make both runs, compare them, print the result and return its exit code. Progress goes to stderr.
+        """Run with and without the interruption, compare, print the result and return its exit code.
+
+        The result goes to stdout, progress to stderr.
 
         Args:
             make_command: returns the command of a start.
@@ -168,11 +171,12 @@ class DrillOptions:
     as_json: PrintJson = False
 
     def run(self, make_command: MakeCommand, *, tracker: Path) -> int:
-        """Make the drill, print its report, and return the exit code. Progress goes to stderr.
+        """Run the drill, print its report to stdout, and return the exit code. Progress goes to stderr.
 
         Args:
             make_command: returns the command of a start, with `steps` steps.
-            tracker: file below a run folder, in the folder of its checkpoints, that the trainer keeps there.
+            tracker: file below a run folder that holds the step of its newest complete checkpoint; checkpoints are in
+                the folder of this file.
 
         Raises:
             typer.BadParameter: a fault is unknown.
@@ -234,7 +238,9 @@ class ReplayOptions:
         *,
         checkpoints: Collection[int],
     ) -> int:
-        """Make the step again, print the result and return 1 if it differs from the run. Progress goes to stderr.
+        """Run the step again, print the result to stdout, and return 1 if it differs from the run, else 0.
+
+        Progress goes to stderr. Without `out` the run of the replay is deleted.
 
         Args:
             run: Run folder.

@@ -22,7 +22,7 @@ CATEGORIES = (
     "optimizer",
     "parameters",
 )
-"""Categories of values, causes before effects: of several differences at one position the first category counts."""
+"""Categories of values, causes before effects: of several differences at one position, that of the first is named."""
 
 ABSENT = "not there"
 """Value of a name that only the other record has."""
@@ -36,7 +36,9 @@ class Difference:
     name: str
     position: RecordPosition
     uninterrupted: str
+    """Value of the uninterrupted run; `ABSENT` if it has none."""
     interrupted: str
+    """Value of the interrupted run; `ABSENT` if it has none."""
     start: int = field(default=0, compare=False)
     """Number of the start of the interrupted run that has the value."""
 
@@ -59,6 +61,7 @@ class CategoryCount:
     compared: int = 0
     different: int = 0
     names: set[str] = field(default_factory=set)
+    """Names of its values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class Verdict:
     """Result of a comparison."""
 
     lines: tuple[CategoryCount, ...]
+    """Counts of each category that has values."""
     first: Difference | None
     """The earliest difference; None if all values are equal."""
     ranks: int
@@ -128,8 +132,8 @@ def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: boo
     pairs = pair_rows(uninterrupted, interrupted, same_ranks=same_ranks)
     unseeded = unseeded_streams(pairs, uninterrupted, interrupted)
     for pair in pairs:
-        for full in (pair.uninterrupted.keys() | pair.interrupted.keys()) - unseeded:
-            category, _, name = full.partition(": ")
+        for full_name in (pair.uninterrupted.keys() | pair.interrupted.keys()) - unseeded:
+            category, _, name = full_name.partition(": ")
             count = counts.setdefault(category, CategoryCount(category=category))
             count.compared += 1
             count.names.add(name)
@@ -148,7 +152,7 @@ def compare(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: boo
         ranks=len({position.rank for position in positions}),
         last_step=max(position.step for position in positions),
         resumed_at=interrupted.started_at[1:],
-        unseeded=tuple(sorted(full.partition(": ")[2] for full in unseeded)),
+        unseeded=tuple(sorted(name.partition(": ")[2] for name in unseeded)),
         loaded_equal=all(loaded) if loaded else None,
     )
 
@@ -170,8 +174,9 @@ def unseeded_streams(pairs: Sequence[RowPair], *runs: RunRecord) -> set[str]:
         states: dict[tuple[str, int, int], str] = {}
         for row in run.rows:
             for name in names & row.values.keys():
-                of_start = states.setdefault((name, row.position.rank, row.start), row.values[name])
-                names = names - {name} if of_start != row.values[name] else names
+                state = row.values[name]
+                if states.setdefault((name, row.position.rank, row.start), state) != state:
+                    names.discard(name)
     return names
 
 
@@ -199,8 +204,9 @@ class RowPair:
 
     def difference(self, category: str, name: str) -> Difference | None:
         """Return the difference of one value; None if both runs have the same."""
-        full = f"{category}: {name}"
-        old, new = self.uninterrupted.get(full, ABSENT), self.interrupted.get(full, ABSENT)
+        full_name = f"{category}: {name}"
+        old = self.uninterrupted.get(full_name, ABSENT)
+        new = self.interrupted.get(full_name, ABSENT)
         if old == new:
             return None
         return Difference(
@@ -219,7 +225,10 @@ def rows_to_compare(run: RunRecord, *, same_ranks: bool) -> list[RecordRow]:
 
 
 def pair_rows(uninterrupted: RunRecord, interrupted: RunRecord, *, same_ranks: bool) -> list[RowPair]:
-    """Return the rows of both runs by position: all of the interrupted run, and those that it lacks; see `compare`."""
+    """Return the rows of both runs by position: all of the interrupted run, and those that it lacks.
+
+    The state at the end of a start is left out if the uninterrupted run has none there; see `compare`.
+    """
     expected = {row.position: row.values for row in rows_to_compare(uninterrupted, same_ranks=same_ranks)}
     pairs = []
     for row in rows_to_compare(interrupted, same_ranks=same_ranks):
@@ -282,7 +291,15 @@ def narrow(difference: Difference) -> Difference:
 def narrow_items(
     difference: Difference, old: Sequence[str], new: Sequence[str], *, number: str, at: str
 ) -> Difference:
-    """Return the difference of the first pair of items that differ, or of the numbers of items."""
+    """Return the difference of the first pair of items that differ, or of the numbers of items.
+
+    Args:
+        difference: Difference of two lists.
+        old: Items of the uninterrupted run.
+        new: Items of the interrupted run.
+        number: Name of the number of items.
+        at: Position of the list, as an addition to the name; empty if the items are not sequences of a microbatch.
+    """
     for position, (old_item, new_item) in enumerate(zip(old, new, strict=False)):
         if old_item != new_item:
             where = f"{at}, sequence {position}" if at else ""

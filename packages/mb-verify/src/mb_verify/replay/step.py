@@ -42,7 +42,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricDifference:
-    """Metric that the replay computed otherwise."""
+    """Metric whose value in the replay differs."""
 
     step: int
     name: str

@@ -1,4 +1,4 @@
-"""Result of a replay as tables for people and as data for programs. No torch."""
+"""Result of a replay as text and as data for JSON. No torch."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,9 @@ _KINDS = {
     "outputs": "output",
     "output_gradients": "gradient of output",
 }
-_PREFIX = re.compile(r"^(module\.)+")
+"""Entry of a row of tensor_norms.jsonl -> kind of its tensors."""
+_WRAPPERS = re.compile(r"^(module\.)+")
+"""Prefix of names of modules that the wrappers of a model add."""
 
 
 def replay_as_data(replay: Replay) -> dict[str, object]:
@@ -40,17 +42,17 @@ def replay_as_data(replay: Replay) -> dict[str, object]:
 
 
 def replay_as_text(replay: Replay, *, full: bool = False) -> str:
-    """Return the verdict, and the norms of the tensors by layer, those that changed most first.
+    """Return the verdict, and a table of the norms of tensors.
 
     Args:
         replay: The result.
-        full: List all tensors in the order of the model, instead of those that changed most.
+        full: List all tensors in the order of the model, instead of the `SHOWN` that changed most.
     """
     return "\n".join([*verdict_lines(replay), *norm_lines(replay, full=full)])
 
 
 def verdict_lines(replay: Replay) -> Iterator[str]:
-    """Yield the losses of the step, and whether the replay is the recorded run."""
+    """Yield the losses of the step, and whether the replay equals the recorded run."""
     plan = replay.plan
     losses = ", ".join(
         f"{name} {value}"
@@ -68,7 +70,7 @@ def verdict_lines(replay: Replay) -> Iterator[str]:
 
 
 def norm_lines(replay: Replay, *, full: bool) -> Iterator[str]:
-    """Yield a table of the step's tensors, with the factor to the step before where that was measured too."""
+    """Yield a table of the step's tensors, with the factor to the previous step if that was measured, too."""
     step = replay.plan.step
     if step not in replay.tensor_norms:
         return
@@ -102,7 +104,7 @@ class _TensorNorm:
     value: float
     """L2 norm; of an output the root mean square."""
     factor: float | None
-    """Ratio to the value of the previous step; None where that was not measured, or was 0."""
+    """Ratio to the value of the previous step; None if that was not measured, was 0 or was not finite."""
     non_finite: int
     """Number of elements of an output that are not finite."""
 
@@ -115,14 +117,14 @@ def _rows(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator[
             factor = None
             if before is not None and name in before[key]:
                 previous, _ = _value(before[key][name])
-                factor = value / previous if previous else None
+                factor = value / previous if previous and isfinite(previous) else None
             yield _TensorNorm(
-                kind=kind, name=_PREFIX.sub("", name), value=value, factor=factor, non_finite=non_finite
+                kind=kind, name=_WRAPPERS.sub("", name), value=value, factor=factor, non_finite=non_finite
             )
 
 
 def _value(entry: object) -> tuple[float, int]:
-    """Return the norm of a tensor, or the root mean square of an output with its elements that are not finite."""
+    """Return the norm of a tensor and 0, or the root mean square of an output and its number of non-finite elements."""
     if isinstance(entry, dict):
         return float(entry["rms"]), int(entry["non_finite"])
     return float(entry), 0  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from mb_trainer.bridge.models import (
     HybridModelProvider,
     T5ModelProvider,
 )
+from mb_trainer.bridge.models.olmoe import OlMoEModelProvider
+from mb_trainer.bridge.providers import ELSEWHERE as MEMBERS
 from mb_trainer.bridge.recipes.common import _peft_common, _pretrain_common, _sft_common
 from mb_trainer.bridge.recipes.utils.dataset_utils import (
     default_gsm8k_config,
@@ -137,8 +139,21 @@ def test_a_provider_has_the_defaults_of_megatron_bridge():
     assert (hybrid.num_layers, hybrid.normalization, hybrid.add_bias_linear) == (4, "RMSNorm", False)
     section = GPTModelProvider(**SIZES, use_transformer_engine_full_layer_spec=False)
     assert section.share_embeddings_and_output_weights
+    experts = OlMoEModelProvider()
+    assert (experts.autocast_dtype, experts.params_dtype, experts.bf16) == ("bfloat16", "float32", False)
     with pytest.raises(FixedValueError, match=r"transformer_layer_spec: .* Pass code that changes the model"):
         GPTModelProvider(**SIZES, transformer_layer_spec=print)
+
+
+def test_a_member_of_a_provider_that_is_missing_names_its_replacement():
+    for section in (GPTModelProvider(**SIZES), HybridModelProvider(), T5ModelProvider(**SIZES)):
+        for name, text in MEMBERS.items():
+            with pytest.raises(AttributeError, match=f"{name}: not in this trainer") as caught:
+                getattr(section, name)
+            assert text in str(caught.value)
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            section.nothing  # noqa: B018
+        assert not hasattr(section, "provide")
 
 
 def test_a_subclass_declares_further_fields_of_megatron():

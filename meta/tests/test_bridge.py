@@ -64,6 +64,16 @@ def test_every_public_name_of_megatron_bridge_is_here_or_has_an_answer():
     assert lost == []
 
 
+def test_a_class_that_is_here_is_in_each_module_that_has_it():
+    here = {name for found in names().values() for name in found if name[0].isupper()}
+    lost = [
+        f"{module}.{name}"
+        for module, found in UPSTREAM.items()
+        for name in here & {*found} - {*names().get("" if module == "." else module, ())}
+    ]
+    assert lost == []
+
+
 def test_every_answer_belongs_to_a_name_and_is_a_sentence():
     paths = [f"{module}.{name}".removeprefix("..") for module, found in UPSTREAM.items() for name in found]
     paths += [module for module in UPSTREAM if module != "."]

@@ -29,6 +29,7 @@ from mb_launch import World  # noqa: E402
 from mb_loop import CallbackManager, NonFiniteLossError  # noqa: E402
 from mb_schema.value_types import FieldTypeError  # noqa: E402
 from mb_trainer import pretrain  # noqa: E402
+from mb_trainer.bridge import AutoBridge  # noqa: E402
 from mb_trainer.bridge.models import GPTModelProvider  # noqa: E402
 from mb_trainer.bridge.training.callbacks import VALID_EVENTS, should_fire  # noqa: E402
 from mb_trainer.bridge.training.checkpointing import (  # noqa: E402
@@ -323,6 +324,7 @@ def test_files_of_checkpoints(tmp_path):
     assert get_hf_model_id_from_checkpoint(tmp_path) is None
     (tmp_path / "iter_0000002" / "run_config.yaml").write_text("model:\n  hf_model_id: meta/one\n")
     assert get_hf_model_id_from_checkpoint(tmp_path) == "meta/one"
+    assert AutoBridge.get_hf_model_id_from_checkpoint(tmp_path) == "meta/one"
     assert read_run_config(str(tmp_path / "iter_0000002" / "run_config.yaml")) == {
         "model": {"hf_model_id": "meta/one"}
     }
@@ -353,6 +355,18 @@ def test_a_new_state_has_counters_and_the_time_and_handles_the_signal_once_it_ha
     finally:
         state.reset_for_restart()
     assert signal.getsignal(signal.SIGUSR2) is previous
+
+
+def test_loggers_of_a_state_are_none_until_it_has_a_configuration(tmp_path):
+    state = GlobalState()
+    loggers = ("tensorboard_logger", "wandb_logger", "mlflow_logger", "comet_logger", "energy_monitor")
+    assert [getattr(state, name) for name in loggers] == [None] * 5
+    for name in ("tokenizer", "timers", "signal_handler"):
+        with pytest.raises(AttributeError, match=r"state.cfg: is None"):
+            getattr(state, name)
+    state.cfg = resolved("logger.log_energy=true", f"logger.tensorboard_dir={tmp_path}")
+    assert (type(state.energy_monitor), type(state.timers)) == (EnergyMonitor, Timers)
+    state.tensorboard_logger.close()
 
 
 def test_what_a_state_makes_is_kept_until_a_restart(tmp_path):

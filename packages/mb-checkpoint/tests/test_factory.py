@@ -72,7 +72,10 @@ def section(name):
 
 def test_without_a_name_the_default_one_is_made():
     pytest.importorskip("megatron.core")
-    assert isinstance(create_checkpoint_manager(CheckpointConfig()), DefaultCheckpointManager)
+    section = CheckpointConfig()
+    manager = create_checkpoint_manager(section)
+    assert isinstance(manager, DefaultCheckpointManager)
+    assert manager.checkpoint_config is section
 
 
 def test_a_class_by_name_is_made_with_the_section_and_called(here):

@@ -58,6 +58,17 @@ def test_rows_of_a_preset_are_its_prompts_and_first_answers(section):
     assert len(found) == 10
 
 
+def test_rows_of_another_dataset_may_have_the_columns_of_a_preset(section):
+    config = section(do_validation=False)
+    preset = written(config, "training")
+    config.hf_dataset = HFDatasetSourceConfig(
+        path_or_dataset="json", schema_adapter="squad", load_kwargs=config.hf_dataset.load_kwargs
+    )
+    assert written(config, "training") == preset
+    config.hf_dataset.schema_adapter = None
+    assert written(config, "training") == ROWS
+
+
 def test_columns_and_spaces_are_those_of_the_preprocessing(section):
     form = PromptCompletionSFTPreprocessingConfig(prompt_column="p", completion_column="c")
     assert written(section(do_validation=False, preprocessing=form), "training")[3]["c"] == "A3"
@@ -109,6 +120,11 @@ def test_a_row_without_the_columns_of_the_preset(section):
     section.rows.write_text('{"context": "C", "question": "Q"}\n')
     with pytest.raises(DataPathError, match="has the columns context, question, and no 'answers'"):
         hub.with_files(section(do_validation=False))
+
+
+def test_an_unknown_name_for_validation_is_an_error(section):
+    with pytest.raises(DataPathError, match="'acme' is not one of squad"):
+        hub.with_files(section(hf_validation_dataset=HFDatasetSourceConfig(dataset_name="acme")))
 
 
 def test_what_cannot_be_read_is_named(section, tmp_path):

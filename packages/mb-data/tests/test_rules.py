@@ -43,6 +43,16 @@ def test_ids_are_unique():
         ("D12", ("GPT2BPETokenizer", None, None, "vocab.json", None), "merge_file=None"),
         ("D33", (0,), "is not supported (null_tokenizer_pad_id=0)"),
         ("D83", (1000, None, "e2m1", None, False), "is 1000 with fp4=e2m1"),
+        (
+            "D113",
+            (None, False, {"dataset_name": "squad", "schema_adapter": "squad"}),
+            "the dataset has its own",
+        ),
+        (
+            "D113",
+            (None, False, {"path_or_dataset": "rows", "schema_adapter": "tulu3"}),
+            "'tulu3' is not one of squad, gsm8k, openmathinstruct2",
+        ),
     ],
 )
 def test_other_violations_of_a_rule(rule_id, values, message):

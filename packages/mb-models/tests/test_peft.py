@@ -64,9 +64,18 @@ def test_without_its_adapters_a_model_computes_what_it_did_before(tiny, groups, 
     torch.testing.assert_close(logits(model), trained, rtol=0, atol=0)
 
 
-def test_a_transform_that_would_not_be_called_is_an_error():
-    custom = type("Custom", (LoRA,), {"transform": lambda self, module, name=None, prefix=None: module})
-    with pytest.raises(PeftError, match="transform would never be called"):
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("transform", "install"),
+        ("freeze_model", "install"),
+        ("adapter_key_filter", "is_adapter"),
+        ("set_params_to_save", "is_adapter"),
+    ],
+)
+def test_a_method_that_would_not_be_called_is_an_error(name, method):
+    custom = type("Custom", (LoRA,), {name: lambda self, *_: None})
+    with pytest.raises(PeftError, match=rf"{name} would never be called, .* Override {method}\("):
         custom().install([])
 
 

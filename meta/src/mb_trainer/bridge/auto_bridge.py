@@ -208,6 +208,18 @@ class AutoBridge:
         """Return the architectures that can be converted."""
         return sorted({*ARCHITECTURES.values()})
 
+    @staticmethod
+    def get_hf_model_id_from_checkpoint(path: str | Path) -> str | None:
+        """Return `model.hf_model_id` of a checkpoint, or of the newest one in a folder; None if there is none.
+
+        Raises:
+            mb_checkpoint.CheckpointNotFoundError: The folder does not exist.
+        """
+        name: str | None = import_module("mb_trainer.bridge.checkpointing").get_hf_model_id_from_checkpoint(
+            path
+        )
+        return name
+
     @classmethod
     def supports(cls, config: Any) -> bool:
         """Return whether models of a configuration of transformers can be converted."""

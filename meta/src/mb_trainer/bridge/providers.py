@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
 from mb_models.trainer_api import DType, main_layers, megatron_fields
@@ -34,6 +34,24 @@ BUILT_BY_MEGATRON = {
 """Fields of Megatron-Bridge's providers that steer how it builds a model."""
 
 
+_CHUNKS = (
+    "provide_distributed_model of a GPT's or a hybrid's section builds this rank's chunks, and "
+    "mb_models.build_training_model those of any section."
+)
+_HOOKS = "Hooks are arguments of provide_distributed_model, and fields of mb_trainer.UserCode."
+_AUTO_BRIDGE = "mb_trainer.bridge.AutoBridge reads and writes models of Hugging Face."
+ELSEWHERE: Mapping[str, str] = {
+    "provide": _CHUNKS,
+    "meta_model": _CHUNKS,
+    "pre_wrap_hook": _HOOKS,
+    "post_wrap_hook": _HOOKS,
+    "from_hf_pretrained": _AUTO_BRIDGE,
+    "save_hf_pretrained": _AUTO_BRIDGE,
+    "apply_overrides_and_finalize": "Assign the fields: a section is checked when a model is built from it.",
+}
+"""Member of Megatron-Bridge's providers that is not here -> what is in its place."""
+
+
 class ProviderDefaults:
     """Subclasses declare fields with the types of torch, and further fields of Megatron's TransformerConfig.
 
@@ -45,6 +63,18 @@ class ProviderDefaults:
 
     def finalize(self) -> None:
         """Return: a section is checked when a model is built from it."""
+
+    if not TYPE_CHECKING:  # a type checker would take any name for valid
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise for a member that is missing here, with what is in its place."""
+            if name in ELSEWHERE:
+                raise AttributeError(
+                    f"{type(self).__name__}.{name}: not in this trainer. {ELSEWHERE[name]}",
+                    name=name,
+                    obj=self,
+                )
+            return super().__getattr__(name)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -213,6 +243,7 @@ class OlMoEModelProvider(GPTModelProvider):
     moe_grouped_gemm: bool = True
     moe_permute_fusion: bool = True
     persist_layer_norm: bool = True
+    autocast_dtype: DType | None = "bfloat16"
 
 
 @dataclass(kw_only=True)

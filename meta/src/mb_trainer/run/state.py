@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from mb_loop import DistributedSignalHandler
 
 
+class _OfConfiguration(cached_property[Any]):
+    """Property that is made of the configuration at its first access; None, and not kept, before there is one."""
+
+    def __get__(self, state: Any, owner: Any = None) -> Any:
+        return None if state is not None and state.cfg is None else super().__get__(state, owner)
+
+
 class GlobalState:
     """State that the parts of a run share; passed explicitly, never through a global variable.
 
     The parts read `cfg`, `train_state` and `start_time`. The other attributes are those of Megatron-Bridge, for forward
     steps and callbacks of the user: each is made at its first access, may be assigned, and is kept until
-    `reset_for_restart`.
+    `reset_for_restart`. Without a configuration the loggers and `energy_monitor` are None, and the tokenizer, the
+    timers and the signal handler are an AttributeError.
 
     Args:
         cfg: The configuration; None: it is assigned later.
@@ -61,10 +69,18 @@ class GlobalState:
         if config is not None:
             self.signal_handler  # noqa: B018 - entered now, so that no signal is missed
 
+    @property
+    def _settings(self) -> ConfigContainer:
+        if self._cfg is None:
+            raise AttributeError(
+                "state.cfg: is None, and this attribute is made of the configuration. Assign state.cfg first."
+            )
+        return self._cfg
+
     @cached_property
     def signal_handler(self) -> "DistributedSignalHandler | None":
         """Entered handler of `train.exit_signal`; None without `train.exit_signal_handler`."""
-        train = self.cfg.train
+        train = self._settings.train
         if not train.exit_signal_handler:
             return None
         handler: DistributedSignalHandler = import_module("mb_loop").DistributedSignalHandler(
@@ -75,31 +91,31 @@ class GlobalState:
     @cached_property
     def tokenizer(self) -> Any:
         """Tokenizer of the configuration."""
-        return load_tokenizer(self.cfg.tokenizer)
+        return load_tokenizer(self._settings.tokenizer)
 
     @cached_property
     def timers(self) -> Any:
         """Megatron's timers, at the level of `logger.timing_log_level`; nothing writes them but the user's code."""
-        timers = import_module("megatron.core.timers").Timers
-        return timers(self.cfg.logger.timing_log_level, self.cfg.logger.timing_log_option)
+        logger = self._settings.logger
+        return import_module("megatron.core.timers").Timers(logger.timing_log_level, logger.timing_log_option)
 
     @cached_property
     def straggler_timer(self) -> Any:
         """Megatron's StragglerDetector, which measures once it is configured; the trainer's own needs no calls."""
         return import_module("megatron.core.utils").StragglerDetector()
 
-    @cached_property
+    @_OfConfiguration
     def energy_monitor(self) -> Any:
         """Megatron's EnergyMonitor; None without `logger.log_energy`."""
         monitor = import_module("megatron.core.energy_monitor").EnergyMonitor
         return monitor() if self.cfg.logger.log_energy else None
 
-    @cached_property
+    @_OfConfiguration
     def tensorboard_logger(self) -> Any:
         """SummaryWriter in `logger.tensorboard_dir`; None without it, and on all ranks but the last."""
         return open_tensorboard(self.cfg.logger) if self._logs else None
 
-    @cached_property
+    @_OfConfiguration
     def wandb_logger(self) -> Any:
         """Module wandb with an active run; None without `logger.wandb_project`, and on all ranks but the last.
 
@@ -111,7 +127,7 @@ class GlobalState:
         folder = None if save is None else f"{save}/wandb"
         return open_wandb(self.cfg.logger, folder=folder, config=self.cfg.to_dict())
 
-    @cached_property
+    @_OfConfiguration
     def mlflow_logger(self) -> Any:
         """Module mlflow with an active run; None without `logger.mlflow_experiment`, and on all ranks but the last.
 
@@ -119,7 +135,7 @@ class GlobalState:
         """
         return open_mlflow(self.cfg.logger, config=self.cfg.to_dict()) if self._logs else None
 
-    @cached_property
+    @_OfConfiguration
     def comet_logger(self) -> Any:
         """Experiment of Comet; None without `logger.comet_project`, and on all ranks but the last."""
         return open_comet(self.cfg.logger, config=self.cfg.to_dict()) if self._logs else None

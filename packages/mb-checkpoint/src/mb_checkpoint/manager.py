@@ -93,6 +93,11 @@ class DefaultCheckpointManager:
         self._mirror = new_mirror(checkpoint_config, log=_log_storage)
         self.loaded: LoadedCheckpoint | None = None
 
+    @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        """The section."""
+        return self._config
+
     def save(
         self, ctx: CheckpointSaveContext, callback_manager: CallbackManagerLike | None = None
     ) -> SavedCheckpoint | ScheduledSave | FailedSave:

@@ -38,7 +38,7 @@ def with_files(config: FinetuningDatasetConfig, *, rewrite: bool = False) -> Fin
     sources, share = _sources(config, config.hf_dataset), config.hf_validation_proportion
     form = None if config.preprocessing is None else asdict(config.preprocessing)
     described = [
-        {split: asdict(source) for split, source in sources.items()},
+        {split: _described(source) for split, source in sources.items()},
         form,
         *([share] if share else []),
     ]
@@ -73,10 +73,20 @@ def _sources(
     return sources
 
 
+def _described(source: HFDatasetSourceConfig) -> dict[str, Any]:
+    """Return what the name of a folder depends on; the adapter only if it is set, as older folders have no adapter."""
+    values = asdict(source)
+    return {name: value for name, value in values.items() if name != "schema_adapter" or value}
+
+
 def _preset(source: HFDatasetSourceConfig) -> HubPreset:
-    return (
-        PRESETS[source.dataset_name] if source.dataset_name else HubPreset(path=source.path_or_dataset or "")
-    )
+    name = source.dataset_name or source.schema_adapter
+    if name and name not in PRESETS:  # the rules check that of training
+        raise DataPathError(f"dataset.hf_dataset: {name!r} is not one of {', '.join(PRESETS)}. Correct it.")
+    form = PRESETS[name] if name else HubPreset(path="")
+    if source.dataset_name:
+        return form
+    return replace(form, path=source.path_or_dataset or "", subset=None, split="train")
 
 
 def _rows(
@@ -95,8 +105,9 @@ def _rows(
         except (KeyError, TypeError, IndexError) as error:
             raise DataPathError(
                 f"dataset.hf_dataset: a row of {preset.path!r} has the columns {', '.join(row)}, and no {error}. The "
-                f"name {source.dataset_name!r} is for rows with {preset.prompt!r} and {preset.completion!r}. Name "
-                "another dataset by path_or_dataset, with its columns in dataset.preprocessing."
+                f"name {source.dataset_name or source.schema_adapter!r} is for rows with {preset.prompt!r} and "
+                f"{preset.completion!r}. Name another dataset by path_or_dataset, with its columns in "
+                "dataset.preprocessing."
             ) from error
         texts = [text.strip(" ") for text in pair] if form is None or form.strip_whitespace else pair
         yield dict(zip(columns, texts, strict=True))

@@ -60,6 +60,8 @@ class HFDatasetSourceConfig(StrictFields):
     """Configuration of the dataset; None: its only one."""
     load_kwargs: dict[str, Any] | None = None
     """Further arguments of `datasets.load_dataset`."""
+    schema_adapter: str | None = None
+    """Name in `PRESETS` with a prompt: rows of `path_or_dataset` have the columns of this dataset."""
 
 
 @dataclass(kw_only=True)

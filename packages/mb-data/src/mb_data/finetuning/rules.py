@@ -60,8 +60,12 @@ def _bad_source(dataset_root, made_up, hf_dataset, hf_validation_dataset, hf_val
         return f"is {dataset_root!r}, and dataset.hf_dataset is set"
     if (name is None) == (path is None):
         return f"is null, and dataset.hf_dataset has dataset_name={name!r}, path_or_dataset={path!r}"
-    if name is not None and name not in PRESETS:
-        return f"is null, and dataset.hf_dataset.dataset_name={name!r} is not one of {', '.join(PRESETS)}"
+    adapters = [preset for preset, form in PRESETS.items() if form.prompt is not None and path is not None]
+    for field, known in (("dataset_name", [*PRESETS]), ("schema_adapter", adapters)):
+        value = get_spec(hf_dataset, field)
+        if value is not None and value not in known:
+            names = ", ".join(known) or "the adapters: the dataset has its own"
+            return f"is null, and dataset.hf_dataset.{field}={value!r} is not one of {names}"
     if hf_validation_proportion is not None and (
         hf_validation_dataset is not None or not 0 < hf_validation_proportion < 1
     ):

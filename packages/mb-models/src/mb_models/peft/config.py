@@ -26,6 +26,15 @@ CANONICAL_TARGETS = (
 """The same, with separate names for the layers that Megatron fuses."""
 
 
+REPLACED: Mapping[str, str] = {
+    "transform": "install(chunks)",
+    "freeze_model": "install(chunks)",
+    "adapter_key_filter": "is_adapter(name)",
+    "set_params_to_save": "is_adapter(name)",
+}
+"""Method of Megatron-Bridge's PEFT classes -> the one that is called here."""
+
+
 @dataclass(kw_only=True)
 class PEFT(FixedValues, StrictFields):
     """Base class of all methods, including custom ones.
@@ -39,7 +48,8 @@ class PEFT(FixedValues, StrictFields):
         Checkpoints hold nothing else: `freeze_moe_router` also keeps the bias that balances experts.
         """
         raise NotImplementedError(
-            f"peft: {type(self).__name__} has no install, because PEFT is a base class. Define install(self, chunks)."
+            f"peft: {type(self).__name__} has no install, because PEFT is a base class. Define install(self, chunks), "
+            "which replaces layers itself: transform is not called."
         )
 
     def __call__(self, model: Any, training: bool = True) -> Any:
@@ -147,13 +157,14 @@ class LoRA(PEFT):
         """Freeze the model and add the adapters.
 
         Raises:
-            PeftError: The class defines `transform`, or as `mb_models.peft.lora.install`.
+            PeftError: The class defines a method that would never be called, or as `mb_models.peft.lora.install`.
         """
-        if hasattr(self, "transform"):
-            raise PeftError(
-                f"peft: {type(self).__name__}.transform would never be called, because install(chunks) adds the "
-                "adapters of all layers at once. Override install, or remove transform."
-            )
+        for name, method in REPLACED.items():
+            if hasattr(self, name):
+                raise PeftError(
+                    f"peft: {type(self).__name__}.{name} would never be called, because {method} does its work for "
+                    f"all layers at once. Override {method}, or remove {name}."
+                )
         import_module("mb_models.peft.lora").install(chunks, self)  # sections do not import torch
 
     def optimizer_overrides(self, *, lr: float | None, min_lr: float | None) -> dict[Any, Any]:

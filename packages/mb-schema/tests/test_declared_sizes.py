@@ -89,9 +89,10 @@ def test_lists_of_numbers_take_less_time_than_a_reader_in_python():
 
 def archive(content, *, name="archive/data.pkl", compression=zipfile.ZIP_STORED):
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as made:
-        made.writestr(name, content)
-        made.writestr("archive/version", "3")
+    with zipfile.ZipFile(buffer, "w") as made:
+        # ZipInfo: its date is 1980, where a name has the time of the test
+        made.writestr(zipfile.ZipInfo(name), content, compress_type=compression)
+        made.writestr(zipfile.ZipInfo("archive/version"), "3", compress_type=compression)
     return buffer.getvalue()
 
 

@@ -1,7 +1,7 @@
 """Model sections from a config.json, and the parts of recipes, under Megatron-Bridge's names."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -275,6 +275,15 @@ def test_the_provider_of_gemma_3_computes_what_its_weights_need():
         vocab_size=262144,
     )
     assert differences(provider, of_weights) == []
+
+
+def test_the_factor_on_the_embeddings_of_gemma_3_follows_the_width_unless_it_is_set():
+    provider = Gemma3ModelProvider()
+    provider.hidden_size = 256
+    assert (provider.embedding_multiplier, replace(provider, hidden_size=64).embedding_multiplier) == (16, 8)
+    chosen = Gemma3ModelProvider(hidden_size=256, embedding_multiplier=1.0)
+    chosen.hidden_size = 64
+    assert chosen.embedding_multiplier == 1.0
 
 
 def test_layers_of_further_tokens_are_repeated_as_often_as_the_recipe_sets():

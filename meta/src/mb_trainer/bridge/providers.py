@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
+from mb_config import given_fields
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
 from mb_models.trainer_api import DType, main_layers, megatron_fields
 from mb_trainer.config import HuggingFaceSource
@@ -199,15 +200,20 @@ class Gemma3ModelProvider(GPTModelProvider):
     params_dtype: DType = "bfloat16"
 
     def __post_init__(self) -> None:
-        """Compute the factor on the embeddings."""
+        """Compute the factor on the embeddings, which follows `hidden_size` unless it is set."""
         super().__post_init__()
-        if self.embedding_multiplier == 1.0:
-            self.embedding_multiplier = self.hidden_size**0.5
+        self._scale_embeddings()
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "window_size" and isinstance(value, int):
             value = (value - 1, 0)  # theirs counts the token itself
         super().__setattr__(name, value)
+        if name == "hidden_size" and "embedding_multiplier" in vars(self):
+            self._scale_embeddings()
+
+    def _scale_embeddings(self) -> None:
+        if "embedding_multiplier" not in given_fields(self):
+            vars(self)["embedding_multiplier"] = self.hidden_size**0.5  # not recorded as set
 
 
 @dataclass(kw_only=True)

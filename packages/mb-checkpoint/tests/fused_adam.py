@@ -1,11 +1,13 @@
 """FusedAdam of Transformer Engine 2.20 and of Apex on the CPU: they keep their state as the originals do.
 
 The update is computed by torch's own `adamw`, so that runs that change between these classes and `torch.optim.AdamW`
-are equal bit for bit. Imports Megatron: for the processes of a rank pool.
+are equal bit for bit. Main parameters that the classes would round differently are avoided.
+Imports Megatron: for the processes of a rank pool.
 """
 
 import inspect
 import textwrap
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from types import FunctionType
 
@@ -72,6 +74,25 @@ class ApexFusedAdam(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+        _avoid_ties(values)
+
+
+def _avoid_ties(values):
+    """Move each float32 halfway between two of bfloat16 by one bit: remainders round it up, a cast rounds to even."""
+    for bits in (value.view(torch.int32) for value in values if value.dtype == torch.float32):
+        bits += ((bits & 0xFFFF) == 0x8000).int()
+
+
+_torch_adam = import_module("torch.optim.adam")
+_adam = _torch_adam.adam
+
+
+def _adam_without_ties(params, *args, **options):
+    _adam(params, *args, **options)
+    _avoid_ties(params)
+
+
+_torch_adam.adam = _adam_without_ties  # of torch.optim.AdamW
 
 
 class TransformerEngineFusedAdam(ApexFusedAdam):

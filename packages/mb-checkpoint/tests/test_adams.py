@@ -34,9 +34,5 @@ def test_a_run_that_changes_its_adam_equals_one_that_does_not(shape, form, one, 
     ((first, _),) = one_rank.run(rank_work.first_part, {**shape, "adam": one}, section, 2)
     ((second, _, _),) = one_rank.run(rank_work.moved_part, {**shape, "adam": other}, section, 2)
     ((third, moved, _),) = one_rank.run(rank_work.moved_part, {**shape, "adam": one}, section, 2)
-    if "te remainders" in {one, other} and one != other:
-        # A weight halfway between two of bfloat16, one in 65,536, is rounded up there, and to even by the others.
-        assert first + second + third == pytest.approx(losses, rel=1e-6)
-        return
     assert first + second + third == losses
     assert moved["weights"] == unmoved["weights"]

@@ -110,6 +110,27 @@ def test_two_jobs_at_once_leave_a_complete_checkpoint_of_one_of_them(tmp_path):
         assert (copy / "manifest.json").read_bytes() == (winner / copy.name / "manifest.json").read_bytes()
 
 
+def test_a_folder_is_listed_while_others_write_and_delete_there(tmp_path, storage):
+    source, ended = tmp_path / "file", threading.Event()
+    source.write_bytes(b"1234")
+
+    def write():
+        while not ended.is_set():
+            storage.put(source, "iter/new")
+            storage.delete("iter/new")
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    storage.put(source, "iter/old")
+    for writer in writers:
+        writer.start()
+    try:
+        assert all(storage.sizes()["iter/old"] == 4 for _ in range(2000))
+    finally:
+        ended.set()
+    for writer in writers:
+        writer.join()
+
+
 def test_nothing_of_another_run_is_read_or_deleted(tmp_path, storage):
     """As it may be there after two jobs claimed an empty storage in the same moment."""
     other = upload_checkpoint(complete_checkpoint.save(tmp_path / "b", 9), storage).folder

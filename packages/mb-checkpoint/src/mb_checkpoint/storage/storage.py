@@ -1,5 +1,6 @@
 """Storage for copies of checkpoints beyond the disk that a run saves to: a folder, or what fsspec reaches. No torch."""
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -88,8 +89,12 @@ class FolderStorage:
     def sizes(self, prefix: str = "") -> Mapping[str, int]:
         """See `Storage`."""
         with storage_errors(self._root, "cannot be listed"):
-            files = [path for path in (self._root / prefix).rglob("*") if path.is_file()]
-            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in files}
+            sizes = {}
+            for folder, _, names in os.walk(self._root / prefix, onerror=_raise_unless_gone):
+                for path in (Path(folder, name) for name in names):
+                    with suppress(FileNotFoundError):  # another process has renamed or deleted it since
+                        sizes[path.relative_to(self._root).as_posix()] = path.stat().st_size
+            return sizes
 
     def delete(self, name: str) -> None:
         """See `Storage`."""
@@ -99,6 +104,11 @@ class FolderStorage:
             for folder in path.relative_to(self._root).parents[:-1]:
                 with suppress(OSError):  # not empty yet, or gone
                     (self._root / folder).rmdir()
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def chunks_of(stream: IO[bytes], address: object, name: str) -> Iterator[bytes]:

@@ -255,11 +255,13 @@ echo "export PYTHONPATH=$ROOT/site FROM_INSTALL='two words'" > "$ROOT/te_env.sh"
 
 def test_packages_are_installed_or_added_to_the_path(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     plain = prepare(tmp_path / "plain", [bundle], dry_run=True)
     assert str(bundle) in plain.environment["PYTHONPATH"].split(":")
     assert plain.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "PYTHONDONTWRITEBYTECODE" not in plain.environment
     (bundle / "install.sh").write_text(INSTALL)
     with zipfile.ZipFile(tmp_path / "brought-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("from_a_wheel.py", "")
@@ -313,8 +315,8 @@ def measurement(machine, row, losses, *, tokens=1000):
 
 def test_a_row_of_the_ladder_is_compared_with_the_first_one(tmp_path):
     machine = Machine(out=tmp_path, environment={}, gpu=True)
-    measurement(machine, "perf", (8.0, 4.0))
-    measurement(machine, "fast", (8.0, 4.2), tokens=3000)
+    measurement(machine, "perf", (8.0, 7.0, 6.0, 4.0))
+    measurement(machine, "fast", (8.0, 7.0, 6.0, 4.2), tokens=3000)
     found = measured(machine, "fast", base="perf")
     assert (found["times_perf"], found["largest_difference"]) == (3.0, 0.05)
     assert "times_perf" not in measured(machine, "perf", base="perf")
@@ -328,14 +330,15 @@ def test_a_row_of_the_ladder_is_compared_with_the_first_one(tmp_path):
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        ((8.0, 3.0), r"the losses are 25\.0% from those of perf, above 10%"),
+        ((8.0, 7.0, 6.0, 3.0), r"the losses are 25\.0% from those of perf, above 10%"),
+        ((8.0, 7.2, 6.0, 4.0), r"the losses are 2\.9% from those of perf, above 1%"),
         ((8.0, float("nan")), "a loss is not finite"),
         ((8.0, 8.0), "the loss did not fall"),
     ],
 )
 def test_a_measurement_with_wrong_losses_fails(losses, reason, tmp_path):
     machine = Machine(out=tmp_path, environment={}, gpu=True)
-    measurement(machine, "perf", (8.0, 4.0))
+    measurement(machine, "perf", (8.0, 7.0, 6.0, 4.0))
     measurement(machine, "fast", losses)
     with pytest.raises(RowFailed, match=reason):
         measured(machine, "fast", base="perf")

@@ -74,6 +74,9 @@ def prepare(out: Path, packages: Sequence[Path] = (), *, dry_run: bool) -> Machi
     """
     (out / SETTINGS).unlink(missing_ok=True)  # of rows that may have changed
     environment = dict(os.environ)
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # each row would compile all modules again, for 20 seconds
     added: list[str] = []
     for folder in packages:
         if not folder.is_dir():

@@ -20,7 +20,7 @@ from mb_schema.rule_kinds import (
     unsupported,
     within,
 )
-from mb_schema.rules import RuleError, check, explain, refuse
+from mb_schema.rules import RuleError, check, explain, refuse, rules_in
 
 TEXT = {"why": "it is so", "fix": "Change it."}
 
@@ -150,6 +150,10 @@ def test_a_field_that_is_absent_is_none_and_an_absent_section_or_fact_skips_the_
     assert [problem.id for problem in check({"a": {"n": 0, "on": True}}, RULES)] == ["X1", "X2"]
     assert [problem.id for problem in check({"a": {"on": True}, "b": {}}, RULES)] == ["X3"]
     assert [problem.id for problem in check({"a": {"n": 9}, "b": None}, RULES, facts={"gpus": 0})] == ["X4"]
+
+
+def test_rules_in_a_module_are_in_the_order_of_definition():
+    assert rules_in({"second": RULES[1], "name": "X9", "first": RULES[0]}) == (RULES[1], RULES[0])
 
 
 def test_refuse_raises_every_error_at_once_and_no_warning():

@@ -30,7 +30,7 @@ from mb_schema.rule_kinds import (
     section_rule,
     unsupported,
 )
-from mb_schema.rules import Rule, RuleError, refuse
+from mb_schema.rules import Rule, RuleError, refuse, rules_in
 from mb_schema.value_types import reject_wrong_types
 
 dataset_rule = partial(section_rule, "dataset")
@@ -330,8 +330,7 @@ def _lengths_differ(seq_length, model__seq_length):
 
 RULES: tuple[Rule, ...] = (
     *_PATHS,
-    _unreadable_data_path,
-    _check_object_storage,
+    *rules_in(globals()),
     requires(
         "V044a",
         {"dataset.fast_cache_load": True},
@@ -348,7 +347,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set dataset.path_to_cache, or dataset.defer_npy_index_mmap=false.",
         passes={"dataset.path_to_cache": "/cache"},
     ),
-    _check_blend_per_split,
     requires(
         "V044d",
         {"dataset.blend": SET},
@@ -358,10 +356,6 @@ RULES: tuple[Rule, ...] = (
         fails={"dataset.blend": (["a"], None)},
         passes={"dataset.split": "99,1,0"},
     ),
-    _wrong_weights,
-    _unreadable_split,
-    _end_of_document_unset,
-    _mock_with_paths,
     one_of(
         "D01",
         "dataset.dataloader_type",
@@ -385,8 +379,6 @@ RULES: tuple[Rule, ...] = (
         why="a sample has at least one token",
         fix="Set dataset.seq_length to the model's.",
     ),
-    _check_corpus_paths,
-    _check_fractions,
     in_range(
         "D06",
         "dataset.vocab_size",
@@ -394,8 +386,6 @@ RULES: tuple[Rule, ...] = (
         why="a byte-level vocabulary contains the 256 bytes and the end-of-document token",
         fix=f"Use {BYTE_ENTRIES} or more.",
     ),
-    _check_loader_position,
-    _check_image_sizes,
     in_range(
         "D62",
         "dataset.image_token_id",
@@ -439,8 +429,6 @@ RULES: tuple[Rule, ...] = (
         why="building the indices needs at least one thread",
         fix="Set it to 1 or more.",
     ),
-    _unreadable_files,
-    _evaluations_of_streamed_data,
     at_most("SZ04d", "dataset.vocab_size", 10**8, why=MANY_ENTRIES),
     at_most("SZ05d", "dataset.seq_length", 10**9, why=_MANY_TOKENS),
     at_most("SZ05e", "dataset.decoder_seq_length", 10**9, why=_MANY_TOKENS),
@@ -450,6 +438,5 @@ RULES: tuple[Rule, ...] = (
     *finetuning_rules.RULES,
     *packing_rules.RULES,
     *validation_rules.RULES,
-    _lengths_differ,
 )
 """All rules of this package."""

@@ -17,7 +17,7 @@ from mb_schema.rule_kinds import (
     unsupported,
     within,
 )
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 logger_rule = partial(section_rule, "logger")
 
@@ -278,7 +278,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set logger.skip_train_metrics_log=false, or unset logger.console.",
         fails={"logger.console": "short"},
     ),
-    _timers_within_step,
+    *rules_in(globals()),
     *(
         unsupported(f"L{number}", f"logger.{field}", neutral, fails=requested, fix=fix)
         for number, field, neutral, requested, fix in _INERT
@@ -305,13 +305,5 @@ RULES: tuple[Rule, ...] = (
         "comet_experiment_name comet_workspace comet_api_key comet_tags",
         "Comet",
     ),
-    _password_in_address,
-    _memory_between_log_intervals,
-    _norms_before_first_step,
-    _intervals_rarely_coincide,
-    _idle_memory_settings,
-    _gradient_norms_of_shards,
-    _tensor_norms_of_shards,
-    _tensor_norms_in_graphs,
     *PROFILING_RULES,
 )

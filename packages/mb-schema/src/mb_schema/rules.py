@@ -199,6 +199,11 @@ def explain(rule: Rule) -> str:
     return "\n".join(lines)
 
 
+def rules_in(module: Mapping[str, object]) -> tuple[Rule, ...]:
+    """Return the rules that have a name in a module, given as its `globals()`, in the order of definition."""
+    return tuple(value for value in module.values() if isinstance(value, Rule))
+
+
 def applies(rule: Rule, sections: Mapping[str, object]) -> bool:
     """Return whether everything that a rule reads is present: its sections, its first field, and its facts.
 

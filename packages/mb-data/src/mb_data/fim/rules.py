@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mb_schema.rule_kinds import excludes, other_than, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 dataset_rule = partial(section_rule, "dataset")
 
@@ -75,9 +75,7 @@ _FIXED = (
 
 
 RULES: tuple[Rule, ...] = (
-    _check_rates,
-    _check_tokens,
-    _check_fragments,
+    *rules_in(globals()),
     *(
         excludes(
             f"D{number}",

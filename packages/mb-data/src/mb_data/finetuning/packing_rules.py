@@ -9,7 +9,7 @@ from typing import Any
 
 from mb_data.finetuning.rules import get_spec
 from mb_schema.rule_kinds import SET, among, excludes, requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 from mb_schema.versions import at_least
 
 dataset_rule = partial(section_rule, "dataset")
@@ -232,7 +232,7 @@ def _microbatch_of_packs(packed_sequence_specs, train__micro_batch_size, train__
 
 
 RULES: tuple[Rule, ...] = (
-    _model_without_packs,
+    *rules_in(globals()),
     _packed_hybrid(
         "D122", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
     ),
@@ -273,13 +273,8 @@ RULES: tuple[Rule, ...] = (
         fix="Set one of the two.",
         fails={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096}},
     ),
-    _model_without_packed_batches,
-    _gathered_experts,
     _packed_by_local_attention(
         "D109", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
     ),
-    _one_sample,
-    _wrong_pack_sizes,
-    _microbatch_of_packs,
 )
 """All rules for packed samples."""

@@ -12,7 +12,7 @@ from mb_data.finetuning.options import read_options
 from mb_data.loading.batch_padding import QUANTIZED_BLOCK
 from mb_data.megatron.blend import blend_from_path
 from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, section_rule
-from mb_schema.rules import Rule, value_at
+from mb_schema.rules import Rule, rules_in, value_at
 
 dataset_rule = partial(section_rule, "dataset")
 model_rule = partial(section_rule, "model")
@@ -334,17 +334,7 @@ def _length_of_unreadable_data(num_epochs, *, training_samples_error):
 
 
 RULES: tuple[Rule, ...] = (
-    _no_data,
-    _bad_source,
-    _packing_contradicts_switch,
-    _bad_options,
-    _limited_samples_of_packs,
-    _bad_roots,
-    _wrong_multiple,
-    _shapes_differ,
-    _wrong_pack_length,
-    _unread_specs,
-    _unread_name,
+    *rules_in(globals()),
     requires(
         "D74",
         {_PACKS: SET},
@@ -358,7 +348,6 @@ RULES: tuple[Rule, ...] = (
         passes={"validation.eval_micro_batch_size": 1},
         implied_by="V139",
     ),
-    _growing_batch,
     excludes(
         "D72",
         {"dataset.dataloader_type": "batch", "dataset.drop_last": among(False)},
@@ -387,10 +376,5 @@ RULES: tuple[Rule, ...] = (
         why="all sums of two numbers up to it are written, and a fraction of them is held out",
         fix="Set dataset.largest from 2 to 999.",
     ),
-    _external_loader_of_answers,
-    _samples_weighted_by_micro_batch,
-    _endless_data,
-    _length_of_unreadable_data,
-    _partial_blocks,
 )
 """All rules for fine-tuning data and complete global batches."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from mb_data.megatron.blend import blend_from_path
 from mb_schema.rule_kinds import section_rule, shown
+from mb_schema.rules import rules_in
 
 dataset_rule = partial(section_rule, "dataset")
 validation_rule = partial(section_rule, "validation")
@@ -121,10 +122,5 @@ def _validation_without_end(full_validation, dataset__mmap_bin_files, dataset__m
     return "is true, but this data has no last validation sample" if full_validation and endless else None
 
 
-RULES = (
-    _set_in_the_dataset,
-    _several_sets_without_prefixes,
-    _not_one_name_per_set,
-    _validation_without_end,
-)
+RULES = rules_in(globals())
 """Rules that reject validation options which the data does not support."""

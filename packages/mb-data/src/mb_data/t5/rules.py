@@ -7,7 +7,7 @@ from functools import partial
 
 from mb_data.t5.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
 from mb_schema.rule_kinds import SET, excludes, other_than, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 dataset_rule = partial(section_rule, "dataset")
 tokenizer_rule = partial(section_rule, "tokenizer")
@@ -95,8 +95,7 @@ RULES: tuple[Rule, ...] = (
         fails={"noise_density": 1.0, "mean_span_length": 3.0, "seq_length": 512},
         passes={"noise_density": 0.15},
     )(_span_settings_problem),
-    _decoder_suffices,
-    _enough_sentinels,
+    *rules_in(globals()),
     *(
         excludes(
             f"D{number}",

@@ -15,7 +15,7 @@ from mb_schema.rule_kinds import (
     section_rule,
     unsupported,
 )
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 tokenizer_rule = partial(section_rule, "tokenizer")
 
@@ -293,8 +293,7 @@ def _unreadable_tokenizer(tokenizer_type, *, tokenizer_error):
 
 RULES: tuple[Rule, ...] = (
     at_most("SZ04c", "tokenizer.vocab_size", 10**8, why=MANY_ENTRIES),
-    _check_type,
-    _tokenizer_source,
+    *rules_in(globals()),
     in_range(
         "D14",
         "tokenizer.vocab_extra_ids",
@@ -302,16 +301,11 @@ RULES: tuple[Rule, ...] = (
         why="sentinels follow the entries of the tokenizer, and a negative number would remove entries",
         fix="Set 0 for no sentinels, or 100 for a T5.",
     ),
-    _check_null_eod,
-    _check_names,
     _only_for(26, "vocab_file", ("GPT2BPETokenizer",), neutral=None, requested="vocab.json"),
     _only_for(27, "merge_file", ("GPT2BPETokenizer",), neutral=None, requested="merges.txt"),
     _only_for(
         30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, requested=True
     ),
-    _check_options,
-    _idle_options,
-    _unread_options,
     unsupported(
         "D40",
         "tokenizer.trust_remote_code",
@@ -322,7 +316,6 @@ RULES: tuple[Rule, ...] = (
         "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
         fails=True,
     ),
-    _unreadable_tokenizer,
     one_of(
         "D43",
         _FORMAT,
@@ -332,9 +325,6 @@ RULES: tuple[Rule, ...] = (
         fails="nemotron",
         passes="identity",
     ),
-    _two_templates,
-    _unused_template,
-    _no_chat_tokens,
     _only_for(36, "tiktoken_pattern", ("TikTokenizer",), neutral=None, requested="v1"),
     _only_for(37, "tiktoken_num_special_tokens", ("TikTokenizer",), neutral=1000, requested=10),
     one_of(

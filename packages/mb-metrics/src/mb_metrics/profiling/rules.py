@@ -11,7 +11,7 @@ from mb_schema.rule_kinds import (
     requires,
     section_rule,
 )
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 profiling_rule = partial(section_rule, "profiling")
 
@@ -115,10 +115,7 @@ PROFILING_RULES: tuple[Rule, ...] = (
         in_range(id, path, 0, why="steps are counted from 0", fix="Set it to 0 or more.")
         for id, path in (("V070b", _START), ("V070c", _END))
     ),
-    _window_ends_before_start,
-    _window_empty,
-    _window_after_end_of_run,
-    _negative_rank,
+    *rules_in(globals()),
     no_effect(
         "L61",
         _TORCH,
@@ -127,7 +124,6 @@ PROFILING_RULES: tuple[Rule, ...] = (
         fix=f"Set {_TORCH}=true, or disable them.",
         fails={_CHAKRA: True},
     ),
-    _no_file_name,
     requires(
         "V072",
         {_INSPECT: True, "tensor_inspect.feature_dirs": True},

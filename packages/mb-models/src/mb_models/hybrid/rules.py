@@ -5,7 +5,7 @@ from functools import partial
 
 from mb_models.family_rules import family_rule
 from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads, mtp_layers
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 hybrid_rule = partial(family_rule, "hybrid_layer_pattern")
 
@@ -260,20 +260,5 @@ def _activation_of_gated_delta(activation_func, hybrid_layer_pattern):
     )
 
 
-RULES: tuple[Rule, ...] = (
-    _known_letters,
-    _layer_count,
-    _experts_match_pattern,
-    _stages,
-    _single_split,
-    _further_tokens,
-    _state_space,
-    _gated_delta,
-    _gated_delta_sequence_parallel,
-    _softmax_other_than_vanilla,
-    _experts_outside_pattern,
-    _no_duplicate_fields,
-    _latent_attention_in_hybrid,
-    _activation_of_gated_delta,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())
 """Apply where the section has a hybrid_layer_pattern."""

@@ -5,7 +5,7 @@ from functools import partial
 from mb_models.family_rules import family_rule
 from mb_models.mimo import layout_rules as mimo_layout_rules
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 dataset_rule = partial(section_rule, "dataset")
 model_rule = partial(section_rule, "model")
@@ -250,21 +250,7 @@ def _encoder_without_images(blend, model__vision_num_layers):
 
 
 RULES: tuple[Rule, ...] = (
-    _encoder_sizes,
-    _patches,
-    _sequence_longer_than_image,
-    _encoder_not_split_evenly,
-    _one_stage,
-    _dropout_under_sequence_parallel,
-    _embedding_inputs,
-    _no_cuda_graph,
-    _per_token_loss_under_cp,
-    _negative,
-    _image_sizes_differ,
-    _image_tokens_match,
-    _image_tokens_differ,
-    _images_without_encoder,
-    _encoder_without_images,
+    *rules_in(globals()),
     *mimo_layout_rules.RULES,
 )
 """Rules on the model alone apply to sections with an image encoder, the others to model and dataset together."""

@@ -4,7 +4,7 @@ from functools import partial
 
 from mb_schema.cuda_graphs import FULL_ITERATION, captures_full_iteration, module_names
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -422,24 +422,4 @@ def _router_captured_with_padding(
     )
 
 
-RULES: tuple[Rule, ...] = (
-    _expert_modules_not_capturable,
-    _preprocess_without_router,
-    _mlp_without_dense_layers,
-    _experts_of_variable_size,
-    _preprocess_synchronizes,
-    _full_recompute_with_module_graphs,
-    _router_captured_and_recomputed,
-    _dropout_recomputed_in_graph,
-    _experts_of_variable_size_in_full_iteration,
-    _unknown_implementation,
-    _modules_without_graphs,
-    _modules_with_full_iteration,
-    _local_graphs_by_module,
-    _inference_scope_of_other_implementation,
-    _te_graphs_of_local_layers,
-    _scope_and_modules_both_set,
-    _unknown_modules,
-    _offloading_with_graphs,
-    _router_captured_with_padding,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

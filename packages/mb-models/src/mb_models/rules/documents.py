@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 dataset_rule = partial(section_rule, "dataset")
 
@@ -64,8 +64,4 @@ def _reset_attention_mask_without_effect(
     return None
 
 
-RULES: tuple[Rule, ...] = (
-    _documents_as_packed_sequences,
-    _reset_attention_mask_without_effect,
-    _reset_position_ids_without_effect,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -6,7 +6,7 @@ from typing import Any
 
 from mb_models.errors import ModelsError
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 config_rule = partial(section_rule, "")
 ddp_rule = partial(section_rule, "ddp")
@@ -119,7 +119,7 @@ def _megatron_fsdp_with_optimizer_instances(
 
 
 RULES: tuple[Rule, ...] = (
-    _fsdp2_with_experts,
+    *rules_in(globals()),
     _fsdp2_rule(
         "FS02",
         "is on with a tied embedding",
@@ -148,7 +148,6 @@ RULES: tuple[Rule, ...] = (
         fails={"dist__use_torch_fsdp2": True, "model.fp16": True},
         passes={"model.fp16": False},
     ),
-    _megatron_fsdp_with_pipeline,
     _fsdp2_rule(
         "FS06",
         "is on, but the weights of replicas are compared",
@@ -176,7 +175,4 @@ RULES: tuple[Rule, ...] = (
         fails={"dist__use_torch_fsdp2": True, "peft": {}},
         passes={"peft": None},
     ),
-    _megatron_fsdp_with_adapters,
-    _megatron_fsdp_with_optimizer_instances,
-    _megatron_fsdp_with_loss_scaling,
 )

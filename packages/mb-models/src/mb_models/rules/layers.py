@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_schema.rule_kinds import excludes, requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -75,7 +75,7 @@ def _layers_with_embedding_and_loss_not_divided_by_stages(
 
 
 RULES: tuple[Rule, ...] = (
-    _no_fused_activation,
+    *rules_in(globals()),
     requires(
         "K25",
         {"model.fused_residual_rmsnorm": True},
@@ -84,8 +84,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set normalization=RMSNorm, or fused_residual_rmsnorm=false.",
         fails={"model.normalization": "LayerNorm"},
     ),
-    _offload_without_modules,
-    _layers_with_embedding_and_loss_not_divided_by_stages,
     excludes(
         "V140",
         {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": True},

@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -58,8 +58,4 @@ def _float32_residual_in_local_layers(transformer_impl, fp32_residual_connection
     return f"local layers cannot keep a float32 residual stream (bf16={bf16}, fp16={fp16})"
 
 
-RULES: tuple[Rule, ...] = (
-    _switches_ignored_by_local_layers,
-    _eight_or_four_bits_in_local_layers,
-    _float32_residual_in_local_layers,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -5,7 +5,7 @@ from functools import partial
 from mb_schema.gpu_capabilities import KNOWN, capability
 from mb_schema.gpu_names import find_short_name
 from mb_schema.rule_kinds import SET, among, excludes, in_range, no_effect, requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -189,7 +189,7 @@ RULES: tuple[Rule, ...] = (
         why="a layer with experts needs at least one",
         fix="Set a positive number, or leave it unset for a dense model.",
     ),
-    _expert_bias_with_tensor_parallel,
+    *rules_in(globals()),
     in_range(
         "K16",
         "model.moe_shared_expert_intermediate_size",
@@ -215,8 +215,6 @@ RULES: tuple[Rule, ...] = (
         why="Megatron Core rejects this dispatcher, the default, with lengths that differ between microbatches",
         fix="Set model.moe_token_dispatcher_type=alltoall, or model.variable_seq_lengths=false.",
     ),
-    _coefficients_not_one_per_loss,
-    _capacity_with_sinkhorn,
     requires(
         "K20",
         {"model.moe_pad_expert_input_to_capacity": True},
@@ -233,11 +231,6 @@ RULES: tuple[Rule, ...] = (
         fails={"model.moe_router_score_function": "softmax"},
         passes={"model.moe_router_score_function": "sigmoid"},
     ),
-    _softmax_over_one_expert,
-    _group_limited_routing_impossible,
-    _deepep_unsupported,
-    _hybridep_unsupported,
-    _topk_outside_experts,
     no_effect(
         "G12",
         "model.num_moe_experts",
@@ -247,5 +240,4 @@ RULES: tuple[Rule, ...] = (
         fails={"model.moe_ffn_hidden_size": 64},
         passes={"model.num_moe_experts": 4},
     ),
-    _routing_over_all_tokens_in_fine_tuning,
 )

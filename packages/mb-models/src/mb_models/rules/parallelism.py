@@ -4,7 +4,7 @@ from functools import partial
 from math import prod
 
 from mb_schema.rule_kinds import DEGREES, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -256,6 +256,20 @@ def _dropout_with_context_parallel(cp, hidden_dropout, attention_dropout):
 
 
 @model_rule(
+    "P02",
+    why="tensor parallelism assigns entire heads to each rank",
+    fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
+    fails={"num_attention_heads": 6, "tp": 4},
+    passes={"num_attention_heads": 8},
+)
+def _heads_not_shared_evenly(num_attention_heads, tp):
+    return _uneven_parts("attention heads", num_attention_heads, tp, "tp")
+
+
+RULES = rules_in(globals())
+
+
+@model_rule(
     "G20",
     why="two stages would send and receive several tensors between the same two ranks in one batch, and the model "
     "would train incorrectly without an error",
@@ -278,35 +292,5 @@ def _interleaving_mixes_microbatches(vp, pp, overlap_p2p_comm, batch_p2p_comm):
     )
 
 
-@model_rule(
-    "P02",
-    why="tensor parallelism assigns entire heads to each rank",
-    fix="Change model.num_attention_heads or model.tensor_model_parallel_size.",
-    fails={"num_attention_heads": 6, "tp": 4},
-    passes={"num_attention_heads": 8},
-)
-def _heads_not_shared_evenly(num_attention_heads, tp):
-    return _uneven_parts("attention heads", num_attention_heads, tp, "tp")
-
-
-RULES: tuple[Rule, ...] = (
-    _sizes_below_one,
-    _heads_not_shared_evenly,
-    _query_groups_not_shared_evenly,
-    _heads_not_divided_by_query_groups,
-    _layers_not_divided_by_stages,
-    _sequence_parallel_without_tensor_parallel,
-    _virtual_stages_without_pipeline,
-    _experts_not_divided_by_ranks,
-    _ranks_not_divided_by_expert_parallelism,
-    _experts_without_sequence_parallel,
-    _sequence_not_divided_by_context_parallel,
-    _comm_types_not_one_per_layer,
-    _a2a_p2p_without_hierarchy,
-    _hierarchy_of_other_product,
-    _tensor_parallel_group_across_nodes,
-    _dropout_with_context_parallel,
-)
-
 INTERLEAVING = _interleaving_mixes_microbatches
-"""Applies to a resolved section only, because the overlap section may still change the two switches."""
+"""Applies to a resolved section only, because the overlap section may still change the two switches. Not in `RULES`."""

@@ -4,7 +4,7 @@ from functools import partial
 
 from mb_schema.gpu_capabilities import unsupported_format
 from mb_schema.rule_kinds import excludes, requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 from mb_schema.versions import at_least
 
 model_rule = partial(section_rule, "model")
@@ -110,8 +110,7 @@ RULES: tuple[Rule, ...] = (
         fix="Unset one of them.",
         fails={"model.fp8": "hybrid", "model.fp4": "e2m1"},
     ),
-    _custom_fp8_recipe_without_quantizer,
-    _custom_fp4_recipe_without_quantizer,
+    *rules_in(globals()),
     excludes(
         "K12",
         {"model.first_last_layers_bf16": True, "model.fp8": True, "model.fp8_recipe": "delayed"},
@@ -119,13 +118,10 @@ RULES: tuple[Rule, ...] = (
         fix="Use another fp8_recipe, or set first_last_layers_bf16=false.",
         fails={"model.fp8": "hybrid"},
     ),
-    _bf16_layers_beyond_stage,
-    _transformer_engine_too_old_for_fp4,
     excludes(
         "V145",
         {"model.fp16": True, "model.bf16": True},
         why="a model computes in one format",
         fix="Set one of them to false.",
     ),
-    _format_unsupported_on_gpu,
 )

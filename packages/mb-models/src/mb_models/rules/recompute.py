@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_schema.rule_kinds import SET, excludes, other_than, requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -108,10 +108,7 @@ RULES: tuple[Rule, ...] = (
         why="selective recomputation selects modules, not layers",
         fix='Leave it unset, or set recompute_granularity to "full".',
     ),
-    _modules_not_recomputable,
-    _moe_act_without_grouped_gemm,
-    _shared_experts_recomputed_and_overlapped,
-    _recomputed_under_delayed_scaling,
+    *rules_in(globals()),
     excludes(
         "K06",
         {
@@ -133,7 +130,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set model.transformer_impl=transformer_engine, or model.fine_grained_activation_offloading=false.",
         fails={"model.transformer_impl": "local"},
     ),
-    _offloading_with_pipeline,
     requires(
         "G13",
         {"model.recompute_granularity": "full"},

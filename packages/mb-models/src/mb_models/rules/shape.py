@@ -7,7 +7,7 @@ from functools import partial
 from mb_models.config import GPTModelConfig
 from mb_models.rules.widths import has_attention
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -117,10 +117,4 @@ def _unusable_transformer_fields(transformer, num_layers, position_embedding_typ
     return "; ".join(unsupported) or None
 
 
-RULES: tuple[Rule, ...] = (
-    _sizes_not_positive,
-    _hidden_not_divided_by_heads,
-    _fewer_positions_than_tokens,
-    _unsupported_positions,
-    _unusable_transformer_fields,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

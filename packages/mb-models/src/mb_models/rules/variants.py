@@ -4,7 +4,7 @@ from functools import partial
 
 from mb_models.gpt.pipeline_layout import read_layout
 from mb_schema.rule_kinds import above, excludes, in_range, other_than, requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -235,10 +235,7 @@ RULES: tuple[Rule, ...] = (
         fails={"model.position_embedding_type": "learned_absolute"},
         passes={"model.position_embedding_type": "rope"},
     ),
-    _query_groups_with_latent_attention,
-    _sinks_unsupported_by_local_layers,
-    _window_pattern_of_other_length,
-    _expert_pattern_of_other_length,
+    *rules_in(globals()),
     in_range(
         "G19",
         "model.mtp_num_layers",
@@ -257,8 +254,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set moe_token_dispatcher_type=alltoall.",
         fails={"model.num_moe_experts": 4},
     ),
-    _layout_does_not_fit_layers,
-    _mtp_before_last_stage,
     excludes(
         "G25",
         {"model.mtp_num_layers": True, "model.context_parallel_size": above(1)},
@@ -282,8 +277,5 @@ RULES: tuple[Rule, ...] = (
         why="Megatron Core does not support a gate there",
         fix="Set attention_output_gate=false.",
     ),
-    _uneven_stages_with_accounting,
-    _layout_with_another_split,
-    _stages_do_not_fit_layers,
 )
 """Rules on `mb_models.gpt.variant_fields` and uneven pipelines; ids with K are Megatron Core's own conditions."""

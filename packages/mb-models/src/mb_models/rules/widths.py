@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mb_schema.rule_kinds import SET, excludes, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 
@@ -227,12 +227,7 @@ def _fewer_rows_than_tokens_of_dataset(vocab_size, dataset__vocab_size, tokenize
 
 
 RULES: tuple[Rule, ...] = (
-    _vocabulary_not_shared_evenly,
-    _dense_width_not_shared_evenly,
-    _expert_width_not_shared_evenly,
-    _shared_expert_width_not_shared_evenly,
-    _latent_widths_not_shared_evenly,
-    _odd_number_of_rotated_channels,
+    *rules_in(globals()),
     excludes(
         "G33",
         {
@@ -244,9 +239,6 @@ RULES: tuple[Rule, ...] = (
         fix="Set add_bias_linear=false, or leave moe_shared_expert_intermediate_size unset.",
         fails={"model.moe_shared_expert_intermediate_size": 64, "model.num_moe_experts": 4},
     ),
-    _no_fused_activation_of_experts,
-    _logits_gathered_in_training,
-    _fewer_rows_than_entries,
     excludes(
         "K42",
         {"model.rotary_interleaved": True, "model.multi_latent_attention": True},
@@ -260,5 +252,4 @@ RULES: tuple[Rule, ...] = (
         fails={"vocab_size": 1000, "tokenizer__vocab_size": 1001},
         passes={"vocab_size": 1024},
     )(_fewer_rows_than_tokens),
-    _fewer_rows_than_tokens_of_dataset,
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from mb_models.family_rules import family_rule
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 dataset_rule = partial(section_rule, "dataset")
@@ -187,19 +187,5 @@ def _graphs_of_layers(cuda_graph_impl):
     return f"is {cuda_graph_impl}" if cuda_graph_impl == "transformer_engine" else None
 
 
-RULES: tuple[Rule, ...] = (
-    _some_layers,
-    _one_stage,
-    _whole_sequences,
-    _split_evenly,
-    _positions_without_bias,
-    _experts,
-    _settings_of_gpt_layers,
-    _query_groups,
-    _fewer_positions_than_tokens,
-    _window_gate_or_sink,
-    _graphs_of_layers,
-    _model_for_pairs_only,
-    _dataset_of_pairs_only,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())
 """Rules that apply to sections with a decoder_seq_length, and to their datasets."""

@@ -61,7 +61,7 @@ def test_a_date_is_text():
     assert yaml.safe_load("revision: 2024-05-01") == {"revision": date(2024, 5, 1)}
 
 
-@pytest.mark.parametrize("text", ["!!bool maybe", "!!int ''", "!!float ''", "1" + ":0" * 200 + "."])
+@pytest.mark.parametrize("text", ["!!bool maybe", "!!int ''", "!!float ''"])
 def test_values_that_are_not_of_their_tag_are_rejected(text):
     with pytest.raises(ConfigFileError, match=r"run.yaml: invalid YAML: "):
         parse_yaml(f"train: 1\na: {text}", name="run.yaml")

@@ -331,7 +331,7 @@ GENERATED = "dataset: {_target_: mb_data.config.MockGPTDatasetConfig, seq_length
     [
         (None, "none.yaml: no such file"),
         ("a: [", "is not a YAML file"),
-        ("a: 2024-99-99", "is not a YAML file"),
+        ("a: !!int x", "is not a YAML file"),
         ("- a", "is not a mapping of sections"),
         ("dataset: {seq_length: 3}", "dataset._target_: None is not a section of mb-data"),
         ("dataset: {_target_: os.system}", "dataset._target_: 'os.system' is not a section of mb-data"),

@@ -54,6 +54,17 @@ def test_an_interrupted_replacement_leaves_no_index_of_other_tokens(tmp_path, mo
         verify_prefix(tmp_path / "pair")
 
 
+@pytest.mark.parametrize("tokens", [[1.5], [1, float("nan")], [True]])
+def test_ids_that_are_no_integers_are_rejected(tmp_path, tokens):
+    with (
+        pytest.raises(
+            ValueError, match=r"pair.bin: token ids are (float64|bool), and uint16 would change them"
+        ),
+        IndexedWriter(tmp_path / "pair", dtype="uint16") as writer,
+    ):
+        writer.add_document(tokens)
+
+
 @pytest.mark.parametrize("tokens", [[70000], [-1]])
 def test_ids_that_would_overflow_are_rejected(tmp_path, tokens):
     with (

@@ -58,7 +58,7 @@ def test_a_yaml_file_is_read_by_field(tmp_path):
         ("missing.sh", None, "cannot be read .* Name a script, a YAML file or flags"),
         ("open.sh", "A='--x", "not a shell script .* Correct the quotes"),
         ("broken.yaml", "a: [1", "not YAML .* Correct the file"),
-        ("date.yaml", "a: 2024-99-99", "not YAML .* Correct the file"),
+        ("number.yaml", "a: !!int x", "not YAML .* Correct the file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_rejected(tmp_path, name, text, message):

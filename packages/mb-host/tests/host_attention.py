@@ -74,6 +74,28 @@ def largest_difference_in_a_masked_window() -> float:
     return max((one - other).abs().max().item() for one, other in zip(expected, found, strict=True))
 
 
+def largest_difference_in_a_window_of_both_sides() -> float:
+    """Compare attention that is not causal, in a window, to Megatron's under a mask of what is outside."""
+    distance = torch.arange(SEQUENCE)[:, None] - torch.arange(SEQUENCE)
+    results = []
+    for kind, window, mask in (
+        (DotProductAttention, None, (distance > 4) | (distance < -2)),
+        (HostCoreAttention, (4, 2), None),
+    ):
+        module = attention(kind, **({"window_size": window} if window else {}))
+        module.attn_mask_type = AttnMaskType.no_mask if window else AttnMaskType.arbitrary
+        generator = torch.Generator().manual_seed(7)
+        query, key, value = (
+            torch.randn(SEQUENCE, BATCH, heads, CHANNELS, generator=generator)
+            for heads in (HEADS, GROUPS, GROUPS)
+        )
+        if not window:
+            module.scale_mask_softmax.attn_mask_type = AttnMaskType.arbitrary
+        results.append(module(query, key, value, mask, module.attn_mask_type))
+        parallel_state.destroy_model_parallel()
+    return (results[0] - results[1]).abs().max().item()
+
+
 def dropped() -> dict:
     """Draw dropout on each tensor-parallel rank."""
     module = attention(HostCoreAttention, tensor_model_parallel_size=2, attention_dropout=0.5)

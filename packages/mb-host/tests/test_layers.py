@@ -32,6 +32,11 @@ def test_a_window_restricts_a_mask(one_rank):
     assert difference < 1e-12
 
 
+def test_a_window_restricts_attention_that_is_not_causal_on_both_sides(one_rank):
+    [difference] = one_rank.run(function_in(ATTENTION, "largest_difference_in_a_window_of_both_sides"))
+    assert difference < 1e-5
+
+
 def test_packed_sequences_attend_only_to_themselves(one_rank):
     [difference] = one_rank.run(function_in(ATTENTION, "packed_and_separate"))
     assert difference < 1e-12

@@ -44,7 +44,7 @@ def test_a_cluster_holds_defaults_that_options_replace(tmp_path, monkeypatch):
     [
         (None, "clusters.yaml: cannot be read"),
         ("a: [", "clusters.yaml: cannot be read"),
-        ("a: {time: 2024-99-99}", "clusters.yaml: cannot be read"),
+        ("a: {time: !!int x}", "clusters.yaml: cannot be read"),
         ("- a", "is not a mapping of clusters"),
         ("hopper:\n  partitoin: x\n", "hopper.partitoin is unknown. Did you mean partition?"),
         ("other:\n  nodes: 1\n", "has no cluster 'hopper'. Known: other."),

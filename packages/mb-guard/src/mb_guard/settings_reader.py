@@ -9,6 +9,7 @@ from typing import Any
 
 from mb_guard.errors import UnreadableSettingsError
 from mb_guard.settings import Settings
+from mb_schema.yaml_settings import load_settings
 
 FIELD_OF_FLAG = {"num_experts": "num_moe_experts", "swiglu": "gated_linear_unit"}
 """Megatron's field names where they differ from the flags of Megatron-LM."""
@@ -42,8 +43,8 @@ def _load_yaml(path: Path, text: str) -> Any:
             f'{path}: needs pyyaml, which is not installed. Install it: pip install "mb-guard[cli]"'
         ) from None
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99
+        return load_settings(text, yaml)
+    except yaml.YAMLError as error:
         raise UnreadableSettingsError(
             f"{path}: not YAML ({str(error).splitlines()[0]}). Correct the file."
         ) from None

@@ -16,6 +16,7 @@ from mb_config.megatron_lm.environment import carried_variables
 from mb_config.megatron_lm.flag_table import MegatronFlagError
 from mb_config.megatron_lm.script import ScriptWords, read_test_case, read_words
 from mb_schema.exit_codes import DONE
+from mb_schema.yaml_settings import load_settings
 
 
 def import_args(
@@ -120,8 +121,8 @@ def read_source(words: Sequence[str], variables: Mapping[str, str]) -> tuple[str
 def read_yaml(path: Path) -> Mapping[str, object]:
     """Return the contents of a YAML file of Megatron-LM's functional tests."""
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99, or not UTF-8
+        settings = load_settings(path.read_text(encoding="utf-8"), yaml)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MegatronFlagError(f"{path}: is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(settings, dict):
         raise MegatronFlagError(

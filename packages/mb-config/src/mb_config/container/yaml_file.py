@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,47 +11,21 @@ import yaml
 
 from mb_config.container.nesting import MAX_DEPTH
 from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
+from mb_schema.yaml_settings import EXPONENT, MOST_VALUES, VALUE_ERRORS, settings_loader
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
-_MAX_VALUES = 100_000
-"""Maximum number of values in a file, including those that aliases repeat."""
-_VALUE_ERRORS = (ValueError, LookupError, OverflowError)
-"""Errors of PyYAML for a value that is not of its tag, such as `!!int a` or `!!bool a`."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe loader that reads `1e-3` as a number (text in YAML 1.1), a date as text, and limits the nesting."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Count levels. PyYAML itself recurses until Python's stack overflows."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe dumper that quotes the text which `_Loader` would read as a number, and no other."""
+    """Safe dumper that quotes text which PyYAML or `mb_schema.yaml_settings` would read as a number, and no other."""
 
 
-_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-for _kind in (_Loader, _Dumper):
-    _kind.yaml_implicit_resolvers = {
-        first_character: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
-        for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _kind.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789."))
-# values that no section holds and no file of this package can contain
-_NO_VALUES = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs")}
-_Loader.yaml_constructors = {
-    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NO_VALUES
+_Dumper.yaml_implicit_resolvers = {
+    first_character: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+    for first_character, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
 }
+_Dumper.add_implicit_resolver(f"{_TAG}float", EXPONENT, list("-+0123456789."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +71,7 @@ def read_yaml(path: str | Path) -> YamlFile:
 def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
     """Parse a YAML mapping from text; see `read_yaml`."""
     try:
-        loader = _Loader(text)
+        loader = settings_loader(yaml)(text)
         node = loader.get_single_node()
         lines = _Lines(name=name).read(node) if node is not None else {}
         data = loader.construct_document(node) if node is not None else {}
@@ -109,7 +82,7 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
         raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     except ConfigFileError:
         raise
-    except _VALUE_ERRORS as error:
+    except VALUE_ERRORS as error:
         raise ConfigFileError(f"invalid YAML: {error}", origin=name) from error
     if data is None:
         data = {}
@@ -177,8 +150,8 @@ class _Lines:
 
     def _note(self, path: str, node: Any) -> None:
         self.line_of[path] = node.start_mark.line + 1
-        if len(self.line_of) > _MAX_VALUES:
-            raise self._error(f"aliases make more than {_MAX_VALUES} values of this file", "", node)
+        if len(self.line_of) > MOST_VALUES:
+            raise self._error(f"aliases make more than {MOST_VALUES} values of this file", "", node)
 
     def _error(self, message: str, path: str, node: Any) -> ConfigFileError:
         return ConfigFileError(message, path=path, origin=f"{self.name}:{node.start_mark.line + 1}")

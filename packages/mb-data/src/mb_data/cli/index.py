@@ -17,6 +17,7 @@ from mb_data.megatron.sample_indices import IndexRequest, build_sample_indices
 from mb_data.run_settings import run_sample_counts, validation_set_options
 from mb_data.tokenizers.config import TokenizerConfig
 from mb_schema.value_types import fit
+from mb_schema.yaml_settings import load_settings
 
 _SECTIONS = ("dataset", "tokenizer", "train", "validation")
 _TARGETS = frozenset(name for name in mb_data._HOMES if name.endswith("Config"))
@@ -119,12 +120,12 @@ def _sizes(merged: Mapping[str, Mapping[str, Any]], section: str, names: str) ->
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        sections = yaml.safe_load(file.read_text(encoding="utf-8"))
+        sections = load_settings(file.read_text(encoding="utf-8"), yaml)
     except FileNotFoundError as error:
         raise SectionFileError(
             f"{file}: no such file, but it is passed as --config. Correct the path."
         ) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99, or not UTF-8
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SectionFileError(f"{file}: is not a YAML file ({error}). Correct it.") from error
     if not isinstance(sections, Mapping):
         raise SectionFileError(f"{file}: is not a mapping of sections. Write `dataset:` and its fields.")

@@ -98,9 +98,9 @@ class IndexedWriter:
         """Append one document, given as its token ids, [tokens].
 
         Raises:
-            ValueError: A token id does not fit the token type.
+            ValueError: A token id is not an integer, or does not fit the token type.
         """
-        self.add_documents(np.asarray(tokens, dtype=np.int64), lengths=[len(tokens)])
+        self.add_documents(np.asarray(tokens), lengths=[len(tokens)])
 
     def add_documents(self, tokens: NDArray[Any], *, lengths: Sequence[int]) -> None:
         """Append documents.
@@ -110,13 +110,19 @@ class IndexedWriter:
             lengths: Tokens of each document.
 
         Raises:
-            ValueError: A token id does not fit the token type, or the lengths do not sum to the number of tokens.
+            ValueError: A token id is not an integer, or does not fit the token type; or the lengths do not sum to the
+                number of tokens.
         """
         if sum(lengths) != tokens.size:
             raise ValueError(
                 f"{self._bin}: lengths sum to {sum(lengths)}, but there are {tokens.size} tokens"
             )
         if tokens.size and self.dtype.kind in "iu":
+            if tokens.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{self._bin}: token ids are {tokens.dtype.name}, and {self.dtype.name} would change them without "
+                    "a notice. Pass integers."
+                )
             bounds = np.iinfo(self.dtype)
             if tokens.min() < bounds.min or tokens.max() > bounds.max:
                 raise ValueError(

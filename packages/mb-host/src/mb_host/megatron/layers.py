@@ -119,7 +119,7 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
-        self.window_left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
+        self.window = config.window_size if windowed else (-1, -1)
 
     def forward(
         self,
@@ -134,7 +134,8 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         """Return the attention output, [S, B, N*D], of query [S, B, N, D] and key and value [S, B, G, D].
 
         Collective over the context-parallel group. Causal attention needs no mask; `attention_mask` is
-        True for masked positions and broadcasts to [B, N, S, T]. A window restricts either mask of causal attention.
+        True for masked positions and broadcasts to [B, N, S, T]. A window (left, right) restricts attention further;
+        -1 is no limit, and right is 0 where attention is causal.
 
         Packed sequences are concatenated in query [S, N, D], and key and value [S, G, D]. Each sequence attends only to
         itself, and the output is [S, N*D]. Their boundaries are those of the complete sequences.
@@ -176,18 +177,21 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         allowed_ST = None
         if attention_mask is not None:
             allowed_ST = ~attention_mask
+        left, right = self.window
+        if causal:
+            right = 0
+        is_limited = left >= 0 or (right >= 0 and not causal)
         # torch needs no mask tensor for the lower triangle, and computes nothing above it
         is_lower_triangle = (
             causal
             and allowed_ST is None
-            and self.window_left is None
+            and not is_limited
             and self.cp_group is None
             and lengths[0] == lengths[1]
         )
-        if causal and not is_lower_triangle and (allowed_ST is None or self.window_left is not None):
-            query_positions, key_positions = self._positions(*lengths)
-            causal_ST = self._causal_mask(query_positions, key_positions)
-            allowed_ST = causal_ST if allowed_ST is None else allowed_ST & causal_ST
+        if is_limited or (causal and allowed_ST is None and not is_lower_triangle):
+            window_ST = self._window_mask(*self._positions(*lengths), left=left, right=right)
+            allowed_ST = window_ST if allowed_ST is None else allowed_ST & window_ST
         query_BNSD, key_BGTD, value_BGTD = (each.permute(1, 2, 0, 3) for each in (query, key, value))
         with self._random_state():
             output_BNSD = scaled_dot_product_attention(
@@ -238,11 +242,16 @@ class HostCoreAttention(MegatronModule):  # type: ignore[misc]
         by_rank = [zigzag_positions(key_length, rank=rank, ranks=len(ranks)) for rank in ranks]
         return by_rank[self.cp_group.rank()], torch.cat(by_rank)
 
-    def _causal_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """Return a mask, [S, T], that is True for keys at or before the query and within the window."""
+    @staticmethod
+    def _window_mask(query_positions: Tensor, key_positions: Tensor, *, left: int, right: int) -> Tensor:
+        """Return a mask, [S, T], that is True for keys at most `left` before and `right` after the query; -1: any."""
         distance_ST = query_positions[:, None] - key_positions[None, :]
-        allowed_ST = distance_ST >= 0
-        return allowed_ST if self.window_left is None else allowed_ST & (distance_ST <= self.window_left)
+        allowed_ST = torch.ones_like(distance_ST, dtype=torch.bool)
+        if left >= 0:
+            allowed_ST &= distance_ST <= left
+        if right >= 0:
+            allowed_ST &= distance_ST >= -right
+        return allowed_ST
 
     def _random_state(self) -> AbstractContextManager[None]:
         """Return the context for dropout: heads differ between ranks, so each rank uses a separate random state.

@@ -9,7 +9,7 @@ import yaml
 
 from mb_launch.errors import ExecutorFileError
 from mb_launch.secret_names import is_secret_variable
-from mb_launch.yaml_values import load_yaml
+from mb_schema.yaml_settings import load_settings
 
 KINDS = ("local", "slurm", "docker", "kubeflow", "skypilot", "skypilot_jobs", "dgxcloud", "lepton")
 """Kinds of executors."""
@@ -60,7 +60,7 @@ def read_executor(text: str, settings: Sequence[str] = ()) -> ExecutorRequest:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        content = load_yaml(file.read_text())
+        content = load_settings(file.read_text(), yaml)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ExecutorFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -85,7 +85,7 @@ def _set(fields: dict[str, Any], setting: str) -> None:
         if not isinstance(fields, dict):
             raise ExecutorFileError(f"--set: {name} is set, but {parent} is not a mapping. Correct the name.")
     try:
-        fields[last] = load_yaml(text)
+        fields[last] = load_settings(text, yaml)
     except yaml.YAMLError as error:
         raise ExecutorFileError(f"--set: {text!r} is not a value in YAML. Quote it.") from error
 

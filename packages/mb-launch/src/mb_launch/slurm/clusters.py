@@ -10,7 +10,7 @@ import yaml
 
 from mb_launch.errors import ClustersFileError
 from mb_launch.slurm.job import SlurmJob
-from mb_launch.yaml_values import load_yaml
+from mb_schema.yaml_settings import load_settings
 
 KEYS = tuple(field.name for field in fields(SlurmJob))
 """Keys of a cluster: the fields of `SlurmJob`."""
@@ -31,7 +31,7 @@ def read_cluster(file: Path, name: str) -> dict[str, Any]:
         ClustersFileError: The file cannot be read, has no such cluster, or has an unknown key in any cluster.
     """
     try:
-        clusters = load_yaml(file.read_text())
+        clusters = load_settings(file.read_text(), yaml)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ClustersFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(clusters, dict) or not all(isinstance(each, dict) for each in clusters.values()):

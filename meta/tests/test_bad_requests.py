@@ -168,7 +168,7 @@ TABLE = [
         "CK14",
         "checkpoint.non_persistent_save_interval=null",
     ),
-    ("tokenizer.trust_remote_code=true", 1, "D40", "tokenizer.trust_remote_code=false"),
+    ("tokenizer.trust_remote_code=true", 1, "D129", "tokenizer.trust_remote_code=false"),
     ("checkpoint.pretrained_checkpoint=/nowhere", 1, "V064", "checkpoint.pretrained_checkpoint=null"),
     ("checkpoint.non_persistent_save_interval=5", 1, "CK05", "checkpoint.non_persistent_save_interval=null"),
     ("logger.log_interval=0", 1, "L05", "logger.log_interval=1"),

@@ -9,7 +9,7 @@ import pytest
 from mb_config import Provenance, runtime_config_update
 from mb_models.hf.families import FAMILIES
 from mb_schema.rules import value_at
-from mb_trainer.bridge.providers import HybridModelProvider
+from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider
 from mb_trainer.bridge.recipe_bases import _sft_common
 from mb_trainer.bridge.recipe_table import entries
 from mb_trainer.bridge.recipes import llama, llama3_8b_peft_config, qwen
@@ -171,6 +171,21 @@ def test_the_distributed_optimizer_is_on_in_both_sections_if_one_has_it_on():
     assert [
         (each.rule, each.old, each.new) for each in changes if each.field == "ddp.use_distributed_optimizer"
     ] == [("V143", False, True)]
+
+
+def test_what_follows_from_the_parallel_sizes_is_that_of_megatron_bridge():
+    """Its providers switch sequence parallelism off at tp=1, and leave experts undivided by tensor parallelism."""
+    config = _sft_common()
+    config.model = GPTModelProvider(
+        num_layers=2, hidden_size=32, num_attention_heads=2, num_moe_experts=4, sequence_parallel=True
+    )
+    runtime_config_update(config, world_size=1, rules=())
+    assert (config.model.sequence_parallel, config.model.expert_tensor_parallel_size) == (False, None)
+    config.model.tensor_model_parallel_size = config.model.expert_model_parallel_size = 2
+    config.model.sequence_parallel = True
+    changes = runtime_config_update(config, world_size=2, rules=())
+    assert (config.model.sequence_parallel, config.model.expert_tensor_parallel_size) == (True, 1)
+    assert [each.rule for each in changes if each.field == "model.expert_tensor_parallel_size"] == ["V161"]
 
 
 def test_layers_of_further_tokens_move_behind_the_pattern():

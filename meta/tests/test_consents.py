@@ -23,6 +23,7 @@ FILES = {
     "tensor_inspect.allow_custom_feature_dirs": (
         "base: gpt_tiny\ntensor_inspect:\n  enabled: true\n  feature_dirs: [.]\n  allow_custom_feature_dirs: true\n"
     ),
+    "tokenizer.trust_remote_code": "base: gpt_tiny\ntokenizer:\n  trust_remote_code: true\n",
     "checkpoint.custom_manager_class": "base: gpt_tiny\ncheckpoint:\n  custom_manager_class: payload.Manager\n",
     "dataset._target_": "base: gpt_tiny\ndataset:\n  _target_: payload.Dataset\n",
     "model._target_": "base: gpt_tiny\nmodel:\n  _target_: payload.Model\n",
@@ -56,7 +57,6 @@ def test_a_file_gives_no_consent(payload, name, way):
 @pytest.mark.parametrize(
     "override",
     [
-        "tokenizer.trust_remote_code=true",
         "++tokenizer.hf_tokenizer_kwargs={trust_remote_code: true}",
         "checkpoint.hf_trust_remote_code=true",
         "++env_vars={LD_PRELOAD: /data/x.so}",
@@ -99,13 +99,14 @@ def test_the_fields_that_give_a_consent_are_marked():
     assert set(consents(config)) == {
         ("checkpoint", "trust"),
         ("tensor_inspect", "allow_custom_feature_dirs"),
+        ("tokenizer", "trust_remote_code"),
     }
     sections = [getattr(config, item.name) for item in fields(config)]
     names = {item.name for each in sections if is_dataclass(each) for item in fields(each)}
     assert {name for name in names if "trust" in name or name.startswith("allow")} == {
         "trust",
         "allow_custom_feature_dirs",
-        "trust_remote_code",  # refused, also on the command line
-        "hf_trust_remote_code",  # as above
+        "trust_remote_code",
+        "hf_trust_remote_code",  # refused, also on the command line
         "allow_ambiguous_pad_tokens",  # executes nothing
     }

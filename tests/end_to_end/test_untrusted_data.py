@@ -118,7 +118,6 @@ def test_a_folder_that_brings_code_is_read_without_it(tmp_path, marker, model_ty
     options = "tokenizer.hf_tokenizer_kwargs={trust_remote_code: true}"
     for words in (
         *(["check", "gpt_tiny", *section], ["check", "gpt_tiny", *section, options]),
-        ["check", "gpt_tiny", *section, "tokenizer.trust_remote_code=true"],
         ["data", "show", tmp_path / "pair", "--tokenizer", folder],
         ["import-hf", folder, "--out", tmp_path / "out"],
         ["check", "gpt_tiny", f"checkpoint.pretrained_checkpoint={folder}"],
@@ -126,6 +125,8 @@ def test_a_folder_that_brings_code_is_read_without_it(tmp_path, marker, model_ty
     ):
         assert mb(*words).exit_code in (1, 2), words
         assert not marker.exists(), words
+    mb("check", "gpt_tiny", *section, "tokenizer.trust_remote_code=true")
+    assert marker.exists()  # with consent, it is code
 
 
 def header_of(payload):

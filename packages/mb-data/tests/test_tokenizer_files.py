@@ -391,6 +391,97 @@ def test_options_that_transformers_rejects_and_a_missing_file_are_named(gpt2, tm
         load_tokenizer(section)
 
 
+CODE = """
+from pathlib import Path
+from transformers import {base}
+
+Path(__file__).with_name("ran").touch()
+
+
+class Letters({base}):
+    vocab_files_names = {{"vocab_file": "letters.txt"}}
+
+    def __init__(self, vocab_file, **options):
+        self.letters = Path(vocab_file).read_text().split()
+        super().__init__(**options)
+
+    @property
+    def vocab_size(self):
+        return len(self.letters)
+
+    def get_vocab(self):
+        return {{letter: number for number, letter in enumerate(self.letters)}} | self.added_tokens_encoder
+
+    def _tokenize(self, text, **_):
+        return [letter for letter in text if letter in self.letters]
+
+    def _convert_token_to_id(self, token):
+        return self.letters.index(token)
+
+    def _convert_id_to_token(self, number):
+        return self.letters[number]
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens)
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """A folder with a tokenizer that is made of code, as those of Moonlight and Kimi."""
+    pytest.importorskip("transformers", reason="needs the transformers extra")
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    (folder / "letters.py").write_text(CODE.format(base="PreTrainedTokenizer"))
+    (folder / "letters.txt").write_text("a b c < e n d >")
+    settings = {"tokenizer_class": "Letters", "auto_map": {"AutoTokenizer": ["letters.Letters", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<end>"}))
+    return folder
+
+
+def test_a_tokenizer_of_code_needs_consent_and_then_equals_that_of_transformers(code, tmp_path):
+    from transformers import AutoTokenizer
+
+    section = of_model("HuggingFaceTokenizer", code)
+    with pytest.raises(
+        TokenizerError, match=r"letters: its tokenizer is Python code.*trust_remote_code=true"
+    ):
+        load_tokenizer(section)
+    assert not list(tmp_path.rglob("ran"))
+    section.trust_remote_code = True
+    tokenizer = load_tokenizer(section)
+    assert list(tmp_path.rglob("ran"))
+    theirs = AutoTokenizer.from_pretrained(code, trust_remote_code=True)
+    assert tokenizer.encode("abca") == theirs.encode("abca") == [0, 1, 2, 0]
+    assert tokenizer.encode("<end>") == [3, 4, 5, 6, 7]  # text, and not the end of a document
+    assert (tokenizer.eod, tokenizer.vocab_size, tokenizer.token_id("c")) == (8, len(theirs), 2)
+    assert tokenizer.decode([0, 8, 1]) == theirs.decode([0, 8, 1]) == "a<end>b"
+
+
+def test_a_tokenizer_of_code_is_read_again_by_workers_and_its_fingerprint_follows_its_files(code):
+    section = of_model("HuggingFaceTokenizer", code, trust_remote_code=True)
+    tokenizer = load_tokenizer(section)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert (copy.encode("cab"), copy.fingerprint) == ([2, 0, 1], tokenizer.fingerprint)
+    (code / "letters.txt").write_text("b a c < e n d >")
+    assert load_tokenizer(section).fingerprint != tokenizer.fingerprint
+    (code / "tokenizer_config.json").write_text(
+        (code / "tokenizer_config.json").read_text().replace("eos", "bos")
+    )
+    with pytest.raises(TokenizerError, match="has no token that ends a document"):
+        load_tokenizer(section)
+
+
+def test_consent_without_code_reads_the_same_tokenizer(gpt2):
+    trusted = load_tokenizer(of_model("HuggingFaceTokenizer", gpt2, trust_remote_code=True))
+    assert [trusted.encode(text) for text in TEXTS] == [
+        load_tokenizer(of_model("HuggingFaceTokenizer", gpt2)).encode(text) for text in TEXTS
+    ]
+
+
 @pytest.mark.parametrize("settings", ['{"eos_token": {"x": 1}}', '{"eos_token": 5}', "[]", "{"])
 def test_settings_without_a_valid_end_are_rejected(gpt2, tmp_path, settings):
     (tmp_path / "tokenizer.json").write_bytes((gpt2 / "complete.json").read_bytes())

@@ -14,9 +14,9 @@ from mb_trainer.registry import REGISTRY
 
 @dataclass(kw_only=True)
 class ConfigContainer(mb_trainer.config.ConfigContainer):
-    """Configuration of a run; the distributed optimizer is on if either ddp or optimizer has it on."""
+    """Configuration of a run, in which resolving computes what Megatron-Bridge does."""
 
-    one_enables_both: ClassVar[bool] = True
+    follows_megatron_bridge: ClassVar[bool] = True
 
     def validate(
         self, rules: Iterable[RuleLike] | None = None, *, world_size: int | None = None, **facts: Any

@@ -26,6 +26,7 @@ NOT_SETTINGS = frozenset(
         "checkpoint.trust",
         "checkpoint.fully_parallel_load",
         "tensor_inspect.allow_custom_feature_dirs",
+        "tokenizer.trust_remote_code",
         "logger.tensorboard_dir",
         "comm_overlap.data_parallel_size",
         "model.transformer_impl",

@@ -89,9 +89,11 @@ class ConfigContainer(Section):
     type Any accepts any value. Read from a file, it is a plain mapping unless `_target_` names its class.
     """
 
-    one_enables_both: ClassVar[bool] = False
-    """Whether one of two fields for one setting, such as `use_distributed_optimizer` of ddp and of optimizer, turns the
-    other on; False: both are an error if they are set to different values."""
+    follows_megatron_bridge: ClassVar[bool] = False
+    """Whether resolving computes what Megatron-Bridge computes: one of two fields for one setting, such as
+    `use_distributed_optimizer` of ddp and of optimizer, turns the other on; sequence parallelism is off without tensor
+    parallelism; experts that are divided by expert parallelism are not divided by tensor parallelism, too, unless
+    `expert_tensor_parallel_size` is set. False: different values and sequence parallelism on one rank are errors."""
 
     rng: RNGConfig = field(default_factory=RNGConfig)
     """Random numbers."""

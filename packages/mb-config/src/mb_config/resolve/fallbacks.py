@@ -32,7 +32,8 @@ def apply_fallbacks(
 
     Defaults and values of a recipe are replaced. A rule is skipped if the user set one of the values that its fallback
     would replace; checking then reports it. Rules are applied in order, each to the result of the previous ones.
-    Nothing is replaced in a configuration with values of a wrong type.
+    Nothing is replaced in a configuration with values of a wrong type. Where `cfg.follows_megatron_bridge`, what
+    Megatron-Bridge derives from the parallel sizes is set first.
 
     Args:
         cfg: The sections.
@@ -44,6 +45,8 @@ def apply_fallbacks(
     state = ResolverState(config=cfg, provenance=Provenance() if provenance is None else provenance)
     if wrong_types(cfg):
         return []
+    if cfg.follows_megatron_bridge:
+        _follow_megatron_bridge(state)
     for rule in rules:
         if any(not state.has(path) or state.priority(path) == Priority.USER for path in rule.fallback):
             continue
@@ -53,6 +56,19 @@ def apply_fallbacks(
                     state.set(path, value, rule=rule.id, why=rule.why)
                     state.provenance.note(path, f"resolve: {rule.id}: {rule.why}")
     return state.net_changes()
+
+
+def _follow_megatron_bridge(state: ResolverState) -> None:
+    """Switch sequence parallelism off on one rank, and divide experts by expert parallelism alone if both could."""
+    sequence, experts = "model.sequence_parallel", "model.expert_tensor_parallel_size"
+    degrees = ("model.tensor_model_parallel_size", "model.expert_model_parallel_size")
+    if not all(state.has(path) for path in (sequence, experts, *degrees)):
+        return
+    tp, ep = (state.get(path) or 1 for path in degrees)
+    if tp == 1 and state.get(sequence):
+        state.set(sequence, False, rule="P06", why="it has no effect without tensor parallelism")
+    if ep > 1 and state.get(experts) is None:
+        state.set(experts, 1, rule="V161", why="experts are divided by expert parallelism alone")
 
 
 NO_TRANSFORMER_ENGINE = "resolve: no Transformer Engine on this machine"

@@ -206,12 +206,12 @@ def _make_equal(state: ResolverState, rule: str, first: str, second: str) -> Non
     """Set two fields to the value with the higher priority.
 
     At equal priority the value is True, unless both values were set by a recipe or the user, which is a conflict. With
-    `one_enables_both` it is True in any case.
+    `follows_megatron_bridge` it is True in any case.
     """
     if not (state.has(first) and state.has(second)) or state.get(first) == state.get(second):
         return
     of_first, of_second = state.priority(first), state.priority(second)
-    if state.config.one_enables_both:
+    if state.config.follows_megatron_bridge:
         of_first = of_second = Priority.COMPUTED
     if of_first == of_second and of_first > Priority.COMPUTED:
         state.conflict(

@@ -65,9 +65,15 @@ class TokenizerConfig(StrictFields):
     tokenizer_hf_no_include_special_tokens: bool = False
     """Omit the special tokens that the tokenizer adds around a text, such as a beginning-of-sequence token."""
 
-    trust_remote_code: bool = False
-    """Run Python code from the folder of a tokenizer. Rejected (D40), because the code would have the permissions of
-    the user."""
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={
+            "consent": "the author of a tokenizer could execute any code. Remove the line, and pass "
+            "tokenizer.trust_remote_code=true on the command line."
+        },
+    )
+    """HuggingFaceTokenizer: run the Python code in the folder of a tokenizer that is made of code, on every rank and
+    with the permissions of the user. A file cannot set it."""
 
     null_tokenizer_eod_id: int | None = None
     """End-of-document id of the NullTokenizer; None: the last entry."""

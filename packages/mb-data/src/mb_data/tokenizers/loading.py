@@ -151,7 +151,12 @@ def _load_described(source: TokenizerConfig) -> Tokenizer:
         included = not source.tokenizer_hf_no_include_special_tokens
         read = (source.hf_tokenizer_kwargs or {}).items()
         options = {name: value for name, value in read if name not in IDLE_OPTIONS}
-        return _hugging_face(Path(model), include_special_tokens=included, options=options)
+        return _hugging_face(
+            Path(model),
+            include_special_tokens=included,
+            options=options,
+            trust_remote_code=source.trust_remote_code,
+        )
     if kind in SENTENCEPIECE and model:
         piece: Tokenizer = _import_adapter("sentencepiece").PieceTokenizer(Path(model))
         return piece
@@ -166,16 +171,25 @@ def _load_described(source: TokenizerConfig) -> Tokenizer:
 
 
 def _hugging_face(
-    path: Path, *, include_special_tokens: bool, options: Mapping[str, Any] | None = None
+    path: Path,
+    *,
+    include_special_tokens: bool,
+    options: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> Tokenizer:
     """Read a `tokenizer.json` or a folder.
 
-    With options, or for a folder without a `tokenizer.json`, `transformers` converts the tokenizer first.
+    With options or trusted code, or for a folder without a `tokenizer.json`, `transformers` reads the tokenizer first.
     """
     tokenizer: Tokenizer
-    if options:
+    if options or trust_remote_code:
         library = _import_adapter("hugging_face")
-        tokenizer = library.read_folder(path, include_special_tokens=include_special_tokens, options=options)
+        tokenizer = library.read_folder(
+            path,
+            include_special_tokens=include_special_tokens,
+            options=options,
+            trust_remote_code=trust_remote_code,
+        )
     else:
         other_form = path.is_dir() and not (path / "tokenizer.json").exists() and any(path.glob("*token*"))
         adapter = _import_adapter("hugging_face" if other_form else "bpe")

@@ -98,7 +98,8 @@ REJECTED_OPTIONS = {
 
 
 IDLE_OPTIONS = ("revision", "trust_remote_code", "use_fast")
-"""Keyword arguments without effect: a folder has one revision, no code that is run, and a tokenizer.json."""
+"""Keyword arguments without effect of their own: a folder has one revision and a tokenizer.json, and its code runs by
+`tokenizer.trust_remote_code`."""
 
 
 @tokenizer_rule(
@@ -111,11 +112,24 @@ IDLE_OPTIONS = ("revision", "trust_remote_code", "use_fast")
 def _check_options(hf_tokenizer_kwargs):
     hf_tokenizer_kwargs = hf_tokenizer_kwargs or {}
     rejected = [f"{name} ({why})" for name, why in REJECTED_OPTIONS.items() if name in hf_tokenizer_kwargs]
-    if hf_tokenizer_kwargs.get("trust_remote_code"):
-        rejected.append("trust_remote_code (code in the folder of a tokenizer is never run)")
     if not hf_tokenizer_kwargs.get("use_fast", True):
         rejected.append("use_fast=false (ids come from a tokenizer.json, which slow tokenizers do not have)")
     return f"contains {', '.join(rejected)}" if rejected else None
+
+
+@tokenizer_rule(
+    "D40",
+    why="the code in the folder of a tokenizer has the permissions of the user, and runs only with consent, which no "
+    "file gives",
+    fix="If you trust the author, set tokenizer.trust_remote_code=true on the command line, or in code. Otherwise "
+    "remove the key: a tokenizer.json in the folder is read without code.",
+    fails={"hf_tokenizer_kwargs": {"trust_remote_code": True}},
+    passes={"hf_tokenizer_kwargs": {"trust_remote_code": True}, "trust_remote_code": True},
+)
+def _consent_to_code(hf_tokenizer_kwargs, trust_remote_code):
+    if (hf_tokenizer_kwargs or {}).get("trust_remote_code") and not trust_remote_code:
+        return "requests trust_remote_code"
+    return None
 
 
 @tokenizer_rule(
@@ -306,16 +320,7 @@ RULES: tuple[Rule, ...] = (
     _only_for(
         30, "tokenizer_hf_no_include_special_tokens", ("HuggingFaceTokenizer",), neutral=False, requested=True
     ),
-    unsupported(
-        "D40",
-        "tokenizer.trust_remote_code",
-        False,
-        why="it would run Python code from the folder of the tokenizer with the permissions of the user, on every "
-        "rank, and the configuration does not determine what that code does",
-        fix="Set tokenizer.trust_remote_code=false. Convert the tokenizer once, where its code is trusted, with "
-        "save_pretrained, and set tokenizer.tokenizer_model to the tokenizer.json that it writes.",
-        fails=True,
-    ),
+    _only_for(129, "trust_remote_code", ("HuggingFaceTokenizer",), neutral=False, requested=True),
     one_of(
         "D43",
         _FORMAT,

@@ -90,10 +90,13 @@ class ConfigContainer(Section):
     """
 
     follows_megatron_bridge: ClassVar[bool] = False
-    """Whether resolving computes what Megatron-Bridge computes: one of two fields for one setting, such as
-    `use_distributed_optimizer` of ddp and of optimizer, turns the other on; sequence parallelism is off without tensor
-    parallelism; experts that are divided by expert parallelism are not divided by tensor parallelism, too, unless
-    `expert_tensor_parallel_size` is set. False: different values and sequence parallelism on one rank are errors."""
+    """Whether resolving computes what Megatron-Bridge computes; False: different values and contradictions are errors.
+
+    One of two fields for one setting, such as `use_distributed_optimizer` of ddp and of optimizer, turns the other on;
+    sequence parallelism is off without tensor parallelism; experts that are divided by expert parallelism are not
+    divided by tensor parallelism, too, unless `expert_tensor_parallel_size` is set; layers with norms after them are
+    local ones.
+    """
 
     rng: RNGConfig = field(default_factory=RNGConfig)
     """Random numbers."""

@@ -57,7 +57,7 @@ def read_folder(
     except Exception as error:  # the readers of the library raise many types
         if not trust_remote_code and folder.is_dir() and any(folder.glob("*.py")):
             raise TokenizerError(
-                f"{folder}: its tokenizer is Python code in this folder, which runs with your permissions and only with "
+                f"{folder}: its tokenizer is Python code in this folder, which runs with your permissions, only with "
                 "consent. If you trust its author, set tokenizer.trust_remote_code=true on the command line, or in "
                 "code; a file cannot set it."
             ) from error

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mb_config.preflight.module_layouts import one_replica
-from mb_models.mimo.parameters import mimo_parameter_count
+from mb_models.parameters import mimo_parameter_count
 from mb_trainer.cli.app import app
 from mb_trainer.errors import RunFolderError
 from mb_trainer.recipes import gpt_tiny, mimo_tiny

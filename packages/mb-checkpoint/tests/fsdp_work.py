@@ -238,7 +238,7 @@ def local_shards():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    from mb_checkpoint.megatron.local_shards import same_local_shards
+    from mb_checkpoint.megatron.shards import same_local_shards
 
     mesh = init_device_mesh("cpu", (1,))
     parameter = torch.nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Shard(0)]))

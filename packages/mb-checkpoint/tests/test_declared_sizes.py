@@ -98,7 +98,7 @@ import resource, sys
 from pathlib import Path
 import mb_checkpoint.state.train_state, mb_checkpoint.formats.stored_arguments
 from mb_checkpoint import CheckpointError, list_checkpoints
-from mb_checkpoint.inspect.trackers import check_trackers
+from mb_checkpoint.inspect.inspection import check_trackers
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     print(list_checkpoints(Path(sys.argv[1])), check_trackers(Path(sys.argv[1])))

@@ -17,8 +17,7 @@ from mb_checkpoint import (
     verify_checkpoint,
 )
 from mb_checkpoint.errors import DamagedCheckpointError, IncompleteCheckpointError
-from mb_checkpoint.inspect.inspection import StoredTensor
-from mb_checkpoint.inspect.trackers import check_trackers
+from mb_checkpoint.inspect.inspection import StoredTensor, check_trackers
 from mb_checkpoint.locks import writer_lock
 from mb_checkpoint.save.commit import open_staging
 

@@ -94,8 +94,8 @@ def test_the_defaults_are_accepted():
 
 def test_all_violations_are_listed_with_value_reason_and_fix():
     problems = violations(CheckpointConfig(async_save=True, ckpt_step=5, most_recent_k=None))
-    assert [problem.id for problem in problems] == ["V066", "V068", "CK01"]
-    assert str(problems[1]) == (
+    assert [problem.id for problem in problems] == ["V066", "CK01", "V068"]
+    assert str(problems[2]) == (
         "checkpoint.ckpt_step: requires load (ckpt_step=5, load=null), because the step is searched for in the folder "
         "of checkpoint.load. Set checkpoint.load, or leave out checkpoint.ckpt_step."
     )
@@ -193,7 +193,8 @@ def test_finalize_applies_the_rules_of_the_section():
     ],
 )
 def test_only_some_versions_of_nvrx_can_be_installed_next_to_megatron(version, breaks, too_old):
-    import_rule, local_rule = (rule for rule in RULES if rule.id in ("CK50", "CK51"))
+    rules = {rule.id: rule for rule in RULES}
+    import_rule, local_rule = rules["CK50"], rules["CK51"]
     assert bool(import_rule.test(version)) is breaks
     assert bool(local_rule.test("local", nvidia_resiliency_ext_version=version)) is too_old
     assert local_rule.test("global", nvidia_resiliency_ext_version=version) is None

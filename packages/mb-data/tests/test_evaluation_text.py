@@ -10,7 +10,7 @@ pytest.importorskip("jinja2")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mb_data import ByteTokenizer
-from mb_data.chat.evaluation import EvaluationTokenizer
+from mb_data.chat.prompt import EvaluationTokenizer
 from mb_data.errors import TokenizerError
 from mb_data.tokenizers.base import NullTokenizer
 from mb_data.tokenizers.bpe import JsonTokenizer

@@ -7,7 +7,6 @@ import torch
 
 from mb_host.megatron.hybrid import host_hybrid_spec
 from mb_models.hybrid.config import MambaModelConfig
-from mb_models.hybrid.parameters import hybrid_parameter_count
 from mb_models.hybrid.provider import (
     MambaModelProvider,
     hybrid_transformer_config,
@@ -15,6 +14,7 @@ from mb_models.hybrid.provider import (
     require_kernels,
 )
 from mb_models.hybrid.rules import RULES
+from mb_models.parameters import hybrid_parameter_count
 from mb_models.rules import ModelConfigError
 from mb_models.training.forward_step import gpt_forward_step
 

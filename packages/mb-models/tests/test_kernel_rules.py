@@ -26,7 +26,7 @@ from mb_models import MambaModelConfig, T5ModelConfig  # noqa: E402
 from mb_models.config import GPTModelConfig  # noqa: E402
 from mb_models.rules import kernels as kernel_rules  # noqa: E402
 from mb_models.rules.cuda_graphs import RULES as GRAPH_RULES  # noqa: E402
-from mb_models.rules.kernel_modules import KERNEL_MODULES, kernel_facts  # noqa: E402
+from mb_models.rules.kernels import KERNEL_MODULES, kernel_facts  # noqa: E402
 from mb_models.rules.transformer_engine import release  # noqa: E402
 from mb_models.training.gpu_only import GPU_ONLY  # noqa: E402
 

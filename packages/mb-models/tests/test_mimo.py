@@ -8,14 +8,13 @@ from megatron.core import tensor_parallel
 
 from mb_host.megatron.layers import host_block_spec
 from mb_models.errors import BatchError
-from mb_models.gpt.parameters import parameter_count
 from mb_models.gpt.transformer import transformer_config
 from mb_models.mimo.captions import caption
 from mb_models.mimo.config import MimoModelConfig, module_ranks
 from mb_models.mimo.layout_rules import module_layout_error
-from mb_models.mimo.parameters import mimo_parameter_count
 from mb_models.mimo.provider import MimoForwardStep, MimoModelProvider, ModuleRows
 from mb_models.mimo.rules import RULES
+from mb_models.parameters import mimo_parameter_count, parameter_count
 from mb_models.rules import ModelConfigError
 
 CPU = torch.device("cpu")

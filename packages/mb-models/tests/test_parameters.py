@@ -1,7 +1,7 @@
 import pytest
 
 from mb_models import GPTModelConfig, parameter_count
-from mb_models.gpt.parameters import expert_layers
+from mb_models.parameters import expert_layers
 
 LLAMA = {
     "normalization": "RMSNorm",

@@ -8,10 +8,10 @@ import torch
 
 from mb_host.megatron.t5 import host_t5_spec
 from mb_models.errors import BatchError
+from mb_models.parameters import t5_parameter_count
 from mb_models.peft.config import TARGETS, LoRA
 from mb_models.rules import ModelConfigError
 from mb_models.t5.config import T5ModelConfig
-from mb_models.t5.parameters import t5_parameter_count
 from mb_models.t5.provider import (
     T5ForwardStep,
     T5ModelProvider,

@@ -38,9 +38,8 @@ from mb_checkpoint.formats.unpickling import weights_only
 from mb_checkpoint.load.param_groups import NOT_IN_MEGATRON_STATE, SCHEDULE, Policy, is_rounded
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.load_strategy import LoadStrategy
-from mb_checkpoint.megatron.local_shards import same_local_shards
 from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
-from mb_checkpoint.megatron.shards import read_index
+from mb_checkpoint.megatron.shards import read_index, same_local_shards
 from mb_checkpoint.megatron.step_counts import inner_optimizer, synchronize_hybrid, with_step_counts
 from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
 

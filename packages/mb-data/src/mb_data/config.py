@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mb_data.aliases import accept_sequence_length
-from mb_data.dataset_provider import BuiltInDatasetConfig
+from mb_data.dataset_provider import BuiltInDatasetConfig, accept_sequence_length
 from mb_data.dataset_provider import DatasetBuildContext as DatasetBuildContext
 from mb_data.dataset_provider import DatasetProvider as DatasetProvider
 from mb_data.loading.config import DataloaderConfig as DataloaderConfig

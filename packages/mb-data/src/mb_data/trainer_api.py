@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_data.chat.evaluation import EvaluationTokenizer as EvaluationTokenizer
+    from mb_data.chat.prompt import EvaluationTokenizer as EvaluationTokenizer
     from mb_data.chat.prompt import encode_prompt as encode_prompt
     from mb_data.cli import app as app
     from mb_data.cli.app import Workers as Workers

@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from mb_metrics.parse.log import read_log as read_log
     from mb_metrics.profiling.config import ProfilingConfig as ProfilingConfig
     from mb_metrics.profiling.config import TensorInspectConfig as TensorInspectConfig
-    from mb_metrics.profiling.profilers import RunProfilers as RunProfilers
-    from mb_metrics.profiling.profilers import start_profilers as start_profilers
     from mb_metrics.profiling.tensor_inspect import TensorInspectError as TensorInspectError
     from mb_metrics.profiling.tensor_inspect import TensorInspection as TensorInspection
     from mb_metrics.profiling.tensor_inspect import start_tensor_inspection as start_tensor_inspection
+    from mb_metrics.profiling.torch_profilers import RunProfilers as RunProfilers
     from mb_metrics.profiling.torch_profilers import build_profiling as build_profiling
     from mb_metrics.profiling.torch_profilers import (
         start_memory_history_recording as start_memory_history_recording,
     )
+    from mb_metrics.profiling.torch_profilers import start_profilers as start_profilers
     from mb_metrics.profiling.window import MemorySnapshot as MemorySnapshot
     from mb_metrics.profiling.window import NsysRange as NsysRange
     from mb_metrics.profiling.window import ProfilingCallback as ProfilingCallback
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from mb_metrics.run.megatron_lm_log import training_log as training_log
     from mb_metrics.run.memory_report import MemoryReport as MemoryReport
     from mb_metrics.run.memory_report import build_memory_report as build_memory_report
-    from mb_metrics.run.output import MetricsOutput as MetricsOutput
+    from mb_metrics.run.recorders import MetricsOutput as MetricsOutput
     from mb_metrics.run.recorders import RunRecorders as RunRecorders
     from mb_metrics.run.recorders import build_training_metrics as build_training_metrics
     from mb_metrics.run.recorders import record_run as record_run
@@ -125,12 +125,12 @@ if TYPE_CHECKING:
     from mb_metrics.sinks.build import build_sinks as build_sinks
     from mb_metrics.sinks.comet import CometSink as CometSink
     from mb_metrics.sinks.console import ConsoleSink as ConsoleSink
-    from mb_metrics.sinks.filter import FilterSink as FilterSink
     from mb_metrics.sinks.jsonl import JsonlSink as JsonlSink
     from mb_metrics.sinks.jsonl import read_jsonl as read_jsonl
     from mb_metrics.sinks.mlflow import MlflowSink as MlflowSink
     from mb_metrics.sinks.notebook import NotebookSink as NotebookSink
     from mb_metrics.sinks.sink import FanOutSink as FanOutSink
+    from mb_metrics.sinks.sink import FilterSink as FilterSink
     from mb_metrics.sinks.sink import Sink as Sink
     from mb_metrics.sinks.sink import SinkFailure as SinkFailure
     from mb_metrics.sinks.tensorboard import TensorBoardSink as TensorBoardSink

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mb_models.gpt.layer_choice import choose_layers as choose_layers
     from mb_models.gpt.layer_specs import local_spec as local_spec
     from mb_models.gpt.layer_specs import transformer_engine_spec as transformer_engine_spec
-    from mb_models.gpt.parameters import parameter_count as parameter_count
     from mb_models.gpt.provider import GPTModelProvider as GPTModelProvider
     from mb_models.gpt.provider import LayerSpec as LayerSpec
     from mb_models.gpt.transformer import transformer_config as transformer_config
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from mb_models.gpt.value_head import make_value_model as make_value_model
     from mb_models.hybrid.config import HybridModelConfig as HybridModelConfig
     from mb_models.hybrid.config import MambaModelConfig as MambaModelConfig
-    from mb_models.hybrid.parameters import hybrid_parameter_count as hybrid_parameter_count
     from mb_models.hybrid.provider import HybridForwardStep as HybridForwardStep
     from mb_models.hybrid.provider import HybridModelProvider as HybridModelProvider
     from mb_models.hybrid.provider import MambaForwardStep as MambaForwardStep
@@ -52,9 +50,12 @@ if TYPE_CHECKING:
     from mb_models.mimo.config import ModuleRanks as ModuleRanks
     from mb_models.mimo.groups import ModuleGroups as ModuleGroups
     from mb_models.mimo.modules import MimoModules as MimoModules
-    from mb_models.mimo.parameters import mimo_parameter_count as mimo_parameter_count
     from mb_models.mimo.provider import MimoForwardStep as MimoForwardStep
     from mb_models.mimo.provider import MimoModelProvider as MimoModelProvider
+    from mb_models.parameters import hybrid_parameter_count as hybrid_parameter_count
+    from mb_models.parameters import mimo_parameter_count as mimo_parameter_count
+    from mb_models.parameters import parameter_count as parameter_count
+    from mb_models.parameters import t5_parameter_count as t5_parameter_count
     from mb_models.peft.config import PEFT as PEFT
     from mb_models.peft.config import CanonicalLoRA as CanonicalLoRA
     from mb_models.peft.config import DoRA as DoRA
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from mb_models.rules import RULES as RULES
     from mb_models.rules.fsdp import FsdpError as FsdpError
     from mb_models.t5.config import T5ModelConfig as T5ModelConfig
-    from mb_models.t5.parameters import t5_parameter_count as t5_parameter_count
     from mb_models.t5.provider import T5ForwardStep as T5ForwardStep
     from mb_models.t5.provider import T5LayerSpec as T5LayerSpec
     from mb_models.t5.provider import T5ModelProvider as T5ModelProvider

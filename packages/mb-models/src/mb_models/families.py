@@ -10,16 +10,18 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mb_models.config import GPTModelConfig
 from mb_models.errors import ModelConfigError
 from mb_models.gpt.layer_specs import local_spec, transformer_engine_spec
-from mb_models.gpt.parameters import parameter_count
 from mb_models.gpt.provider import GPTModelProvider
 from mb_models.hybrid.config import MambaModelConfig
-from mb_models.hybrid.parameters import hybrid_parameter_count
 from mb_models.hybrid.provider import MambaForwardStep, MambaModelProvider, hybrid_transformer_engine_spec
 from mb_models.mimo.config import MimoModelConfig
-from mb_models.mimo.parameters import mimo_parameter_count
 from mb_models.mimo.provider import MimoForwardStep, MimoModelProvider
+from mb_models.parameters import (
+    hybrid_parameter_count,
+    mimo_parameter_count,
+    parameter_count,
+    t5_parameter_count,
+)
 from mb_models.t5.config import T5ModelConfig
-from mb_models.t5.parameters import t5_parameter_count
 from mb_models.t5.provider import T5ForwardStep, T5ModelProvider, t5_transformer_engine_spec
 from mb_models.training.chunks import StackSpec
 from mb_models.training.forward_step import GPTForwardStep

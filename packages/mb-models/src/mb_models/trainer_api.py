@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from mb_models.peft.config import section_by_name as section_by_name
     from mb_models.peft.loading import load_merged as load_merged
     from mb_models.peft.loading import require_adapters as require_adapters
-    from mb_models.rules.kernel_modules import kernel_facts as kernel_facts
     from mb_models.rules.kernels import FALLBACKS as FALLBACKS
+    from mb_models.rules.kernels import kernel_facts as kernel_facts
     from mb_models.training.forward_step import Loss as Loss
     from mb_models.training.setup import build_optimizer as build_optimizer
     from mb_models.training.setup import connect_optimizer as connect_optimizer

@@ -18,11 +18,11 @@ from mb_checkpoint.inspect.difference import CheckpointDifference, diff_checkpoi
 from mb_checkpoint.inspect.inspection import (
     NAME_A_FOLDER,
     CheckpointDescription,
+    check_trackers,
     describe_checkpoint,
     list_checkpoints,
     verify_checkpoint,
 )
-from mb_checkpoint.inspect.trackers import check_trackers
 from mb_checkpoint.save.retention import TRACKED
 from mb_checkpoint.save.retention import prune as prune_checkpoints
 from mb_checkpoint.storage.checkpoints import best_of, list_stored, upload_checkpoint

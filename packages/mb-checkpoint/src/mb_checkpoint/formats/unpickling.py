@@ -264,7 +264,6 @@ _load = torch.load
 
 
 def _checked_load(f: Any, *args: Any, **kwargs: Any) -> Any:
-    """Check the sizes that a file declares, then read it."""
     with Path(f).open("rb") if isinstance(f, str | os.PathLike) else nullcontext(f) as stream:
         check_object(stream)
     return _load(f, *args, **kwargs)

@@ -186,7 +186,6 @@ def _changed_objects(old: Path, new: Path) -> dict[str, str]:
 
 
 def _objects(folder: Path) -> dict[str, Any]:
-    """Return the position of each entry that is not a tensor."""
     index = read_tensor_index(folder)
     return {
         item_index.fqn: position

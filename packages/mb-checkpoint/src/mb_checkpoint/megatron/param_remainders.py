@@ -106,7 +106,6 @@ def _keeps_remainders(part: Any) -> bool:
 
 
 def _shard(part: Any, model_param: torch.Tensor) -> torch.Tensor:
-    """Return this rank's elements of a weight."""
     local_range = part._get_model_param_range_map(model_param)["param"]
     return model_param.detach().view(-1)[local_range.start : local_range.end]
 

@@ -5,13 +5,15 @@ communication is needed, and a rank without elements of a tensor need not know a
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -30,8 +32,11 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, host_group, on_rank_zero
+from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.formats.unpickling import SafeFileSystemReader, load_object, read_metadata
 
 
@@ -224,3 +229,44 @@ def _of_object(name: str) -> ReadItem:
         storage_offsets=none,
         lengths=none,
     )
+
+
+@contextmanager
+def same_local_shards() -> Iterator[None]:
+    """Make `DTensor.to_local` return the same tensor at each call without gradients, within the block.
+
+    Megatron Core 0.19 looks up the optimizer state of a parameter by `id(parameter.to_local())`
+    (`dist_checkpointing.optimizer.get_param_id_to_sharded_param_map`). In torch 2.11 that is the stored shard; torch
+    2.15 returns a new view of it for a parameter, so that no parameter is found. The block replaces a method of torch's
+    class in all threads.
+    """
+    to_local = DTensor.to_local
+
+    def stored_shard(self: DTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            return to_local(self, *args, **kwargs)
+        return self._local_tensor
+
+    DTensor.to_local = stored_shard  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DTensor.to_local = to_local  # type: ignore[method-assign]
+
+
+def shard_of(tensor: Tensor) -> Shard:
+    """Return the block of a tensor that this rank holds: its part of a DTensor, or the complete tensor.
+
+    Raises:
+        CheckpointLayoutError: It holds partial sums.
+    """
+    if not isinstance(tensor, DTensor):
+        return full_shard(tensor.detach())
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        raise CheckpointLayoutError(
+            f"state: a DTensor of shape {list(tensor.shape)} holds partial sums ({tensor.placements}), which are not a "
+            "value. Redistribute it first."
+        )
+    local = tensor.to_local().detach()
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Shard(data=local, offsets=tuple(offsets), shape=tuple(tensor.shape))

@@ -1,44 +1,30 @@
 """Rules of the `checkpoint` section: constraints on its values, and rejection of unsupported options."""
 
+from math import inf
+
 from mb_checkpoint.errors import CheckpointRulesError
-from mb_checkpoint.rules import other_sections
-from mb_checkpoint.rules.conditions import (
-    DISTRIBUTED_FORMATS,
-    async_save_has_folder,
-    best_metric_is_measured,
-    finetune_has_weights,
-    hugging_face_has_weights,
-    intervals_are_positive,
-    load_has_checkpoint,
-    local_library_is_installed,
-    local_library_is_supported,
-    manager_package_exists,
-    megatron_can_be_imported,
-    most_recent_k_is_valid,
-    options_are_not_secret,
-    pretrained_exists,
-    pretrained_has_checkpoint,
-    source_is_folder,
-    step_exists,
-    storage_can_be_opened,
-    strictness_returns_no_lists,
-    torch_can_load,
-)
-from mb_checkpoint.rules.ranges import MAX_THREADS, NUMBERS
-from mb_checkpoint.rules.unsupported import UNSUPPORTED_OPTIONS
+from mb_checkpoint.rules import conditions
+from mb_checkpoint.rules.conditions import DISTRIBUTED_FORMATS
 from mb_schema.paths import path_rule
-from mb_schema.rule_kinds import SET, among, excludes, in_range, one_of, other_than, requires
+from mb_schema.rule_kinds import (
+    SET,
+    among,
+    excludes,
+    in_range,
+    one_of,
+    other_than,
+    requires,
+    shown,
+    unsupported,
+)
 from mb_schema.rules import Problem, Rule, check, refuse
+
+MAX_THREADS = 1024
+"""Upper bound of the number of threads of one rank; larger values are typing errors."""
 
 _MANAGER = "checkpoint.custom_manager_class"
 
-CONSISTENCY = (
-    pretrained_exists,
-    load_has_checkpoint,
-    pretrained_has_checkpoint,
-    step_exists,
-    storage_can_be_opened,
-    options_are_not_secret,
+_CONSISTENCY = (
     requires(
         "CK55",
         {"checkpoint.storage": SET},
@@ -67,7 +53,6 @@ CONSISTENCY = (
         fails={"checkpoint.storage_options": {"anon": True}},
         passes={"checkpoint.storage": "s3://bucket/run"},
     ),
-    best_metric_is_measured,
     excludes(
         "CK61",
         {"checkpoint.best_metric": SET, _MANAGER: SET},
@@ -93,8 +78,6 @@ CONSISTENCY = (
         why="the optimizer state already contains the main parameters",
         fix="Set checkpoint.load_optim=false or checkpoint.load_main_params_from_ckpt=false.",
     ),
-    async_save_has_folder,
-    hugging_face_has_weights,
     excludes(
         "CK22",
         {"checkpoint.also_save_hf_checkpoint": True, "checkpoint.custom_manager_class": SET},
@@ -125,7 +108,6 @@ CONSISTENCY = (
         fix="Set checkpoint.hf_distributed_save=true, or leave out checkpoint.hf_save_every_n_ranks.",
         fails={"checkpoint.hf_save_every_n_ranks": 8},
     ),
-    source_is_folder,
     requires(
         "CK24",
         {"checkpoint.use_mp_args_from_checkpoint_args": True},
@@ -151,7 +133,6 @@ CONSISTENCY = (
         why="they are alternative ways to write the same state",
         fix="Set checkpoint.distrib_optim_fully_reshardable_mem_efficient=false.",
     ),
-    finetune_has_weights,
     requires(
         "V131",
         {"checkpoint.async_save": True},
@@ -174,7 +155,6 @@ CONSISTENCY = (
         fix="Set checkpoint.ckpt_format=torch_dist or dist.use_gloo_process_groups=true.",
         fails={"checkpoint.ckpt_format": "torch"},
     ),
-    most_recent_k_is_valid,
     in_range(
         "CK02",
         "checkpoint.storage_writers_per_rank",
@@ -194,7 +174,6 @@ CONSISTENCY = (
         fails="torch_dcp",
         passes="fsdp_dtensor",
     ),
-    strictness_returns_no_lists,
     requires(
         "CK05",
         {"checkpoint.non_persistent_save_interval": SET},
@@ -246,11 +225,6 @@ CONSISTENCY = (
         fix="Set checkpoint.async_strategy=mcore.",
         fails="thread",
     ),
-    intervals_are_positive,
-    local_library_is_installed,
-    megatron_can_be_imported,
-    torch_can_load,
-    local_library_is_supported,
     excludes(
         "CK11",
         {"checkpoint.ckpt_format": "fsdp_dtensor", "checkpoint.non_persistent_ckpt_type": "local"},
@@ -265,7 +239,75 @@ CONSISTENCY = (
         passes={"checkpoint.ckpt_format": "torch_dist"},
         fallback={"checkpoint.fully_parallel_load": False},
     ),
-    manager_package_exists,
+)
+
+_BOUNDS: tuple[tuple[int, str, int, float, int, str, str], ...] = (
+    (16, "save_retain_interval", 1, inf, 1000,
+     "it is the interval in steps of the checkpoints that are never deleted", "1 or more, or to null"),
+    (17, "async_hang_seconds", 1, inf, 600,
+     "a background process that writes nothing for this time is killed, and a disk may pause briefly",
+     "1 or more, such as 600"),
+    (18, "async_ckpt_cpu_priority", 0, 19, 10,
+     "it is a nice value, and a process can only lower its own priority", "0 to 19"),
+    (21, "async_ckpt_io_priority", 0, 3, 3,
+     "the classes are 0 to 3", "0 to 3, or to null for the default of the system"),
+    (37, "dist_ckpt_workers", 1, MAX_THREADS, 1,
+     "each rank that writes starts that many threads", f"1 to {MAX_THREADS}"),
+    (38, "ckpt_step", 0, inf, 100,
+     "steps are counted from 0", "the step of a checkpoint, or leave it out for the newest"),
+    (39, "replication_jump", 1, inf, 8,
+     "it is the distance in ranks between two holders of the same copy", "the number of ranks on a node, or to null"),
+    (40, "replication_factor", 1, inf, 2,
+     "it counts the nodes that hold each copy", "2 or more"),
+    (59, "hf_save_every_n_ranks", 1, inf, 8,
+     "it is the distance in ranks between two that write", "the number of ranks on a node, or to 1 for all ranks"),
+)  # fmt: skip
+"""Number of the rule, name, lowest and highest value, example of a valid one, reason, and the value to set."""
+
+_NUMBERS = tuple(
+    in_range(
+        f"CK{number}",
+        f"checkpoint.{name}",
+        low,
+        high,
+        why=why,
+        fix=f"Set checkpoint.{name} to {valid}.",
+        passes=example,
+    )
+    for number, name, low, high, example, why, valid in _BOUNDS
+)
+
+_OPTIONS: tuple[tuple[int, str, object, object, str], ...] = (
+    (19, "dist_ckpt_save_pre_mcore_014", False, True, "writes only the current layout"),
+    (
+        20,
+        "distrib_optim_fully_reshardable_mem_efficient",
+        False,
+        True,
+        "gathers through the process groups of the training",
+    ),
+    (25, "ckpt_convert_format", None, "torch_dist", "converts nothing"),
+    (26, "ckpt_convert_save", None, "converted", "converts nothing"),
+    (27, "ckpt_convert_update_legacy_dist_opt_format", False, True, "converts nothing"),
+    (28, "save_params_interval", None, 10, "writes no dumps"),
+    (29, "save_activations_interval", None, 10, "writes no dumps"),
+    (30, "save_tokens_per_expert_interval", None, 10, "writes no dumps"),
+    (31, "save_wgrads_interval", None, 10, "writes no dumps"),
+    (32, "save_dgrads_interval", None, 10, "writes no dumps"),
+    (34, "hf_trust_remote_code", False, True, "runs no code of a template"),
+)
+"""Number of the rule, name, neutral value, example of another value, and what the package does instead."""
+
+_UNSUPPORTED = tuple(
+    unsupported(
+        f"CK{number}",
+        f"checkpoint.{name}",
+        neutral,
+        fails=requested,
+        why=f"mb-checkpoint {lacks}; ignoring the option would hide that",
+        fix=f"Set checkpoint.{name}={shown(neutral)}.",
+    )
+    for number, name, neutral, requested, lacks in _OPTIONS
 )
 
 PATH_FIELDS = (
@@ -280,7 +322,7 @@ PATH_FIELDS = (
 
 _PATHS = tuple(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=1))
 
-RULES: tuple[Rule, ...] = (*CONSISTENCY, *other_sections.RULES, *NUMBERS, *UNSUPPORTED_OPTIONS, *_PATHS)
+RULES: tuple[Rule, ...] = (*conditions.RULES, *_CONSISTENCY, *_NUMBERS, *_UNSUPPORTED, *_PATHS)
 
 
 def violations(section: object) -> list[Problem]:

@@ -59,7 +59,6 @@ def take_over(machine: RerunStateMachineLike | None, loaded: Mapping[str, Any], 
 
 
 def _shards(state: Mapping[str, Any] | None) -> set[str]:
-    """Return the unique keys of the sharded objects in a state."""
     return {str(value.unique_key) for value in (state or {}).values() if isinstance(value, ShardedEntry)}
 
 

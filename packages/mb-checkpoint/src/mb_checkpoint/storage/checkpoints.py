@@ -223,7 +223,6 @@ def _differing(storage: Storage, folder: str, entries: Collection[FileEntry]) ->
 
 
 def _file_in(folder: Path, name: str) -> Path:
-    """Return the path of a file that a manifest names."""
     try:
         return path_inside(folder, name)
     except FileNameError as error:

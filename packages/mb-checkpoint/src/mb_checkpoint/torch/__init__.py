@@ -1,5 +1,5 @@
 """Checkpoints of any PyTorch loop, without Megatron Core.
 
-`checkpointer.py` saves and loads; `state.py` and `parts.py` collect what a run consists of, `optimizer.py` names the
-state of its optimizers, and `tensors.py` describes sharded tensors.
+`checkpointer.py` saves and loads; `state.py` and `parts.py` collect what a run consists of, and `optimizer.py` names
+the state of its optimizers.
 """

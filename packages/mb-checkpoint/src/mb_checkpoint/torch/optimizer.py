@@ -11,9 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError
-from mb_checkpoint.megatron.shards import Shard, StoredIndex
+from mb_checkpoint.megatron.shards import Shard, StoredIndex, shard_of
 from mb_checkpoint.torch.parts import ModulePart
-from mb_checkpoint.torch.tensors import shard_of
 
 _ON_DEVICE = ("capturable", "fused")
 """Options of a parameter group with which its number of steps is on the device of the parameter."""
@@ -134,7 +133,6 @@ class OptimizerPart:
         return torch.empty(shape, dtype=dtype, device=parameter.device)
 
     def _names(self) -> list[list[str]]:
-        """Return the stored names of the parameters of each group."""
         names = {key: name for module in self._modules for key, name in module.parameter_names().items()}
         lacking = [
             list(parameter.shape)

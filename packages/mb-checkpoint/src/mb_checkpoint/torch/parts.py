@@ -18,9 +18,8 @@ from torch.distributed.tensor import DTensor
 from mb_checkpoint.collectives import gather, number_of_ranks, own_rank
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.formats.unpickling import load_object
-from mb_checkpoint.megatron.shards import Shard, StoredIndex, content
+from mb_checkpoint.megatron.shards import Shard, StoredIndex, content, shard_of
 from mb_checkpoint.state.rng import RngTracker, collect_rng_state, restore_rng_state
-from mb_checkpoint.torch.tensors import shard_of
 
 _EXTRA_STATE = "_extra_state"
 """Last part of the name under which torch stores what `get_extra_state` of a module returns."""

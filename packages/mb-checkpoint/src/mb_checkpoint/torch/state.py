@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from mb_checkpoint.collectives import gather, number_of_ranks, own_rank, read_on_all_ranks
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
 from mb_checkpoint.load.verified_reads import Verification, verified_reads, verify_objects
-from mb_checkpoint.megatron.shards import Shard, StoredIndex, read_entries, read_index
+from mb_checkpoint.megatron.shards import Shard, StoredIndex, read_entries, read_index, shard_of
 from mb_checkpoint.torch.optimizer import OptimizerPart
 from mb_checkpoint.torch.parts import (
     ModulePart,
@@ -35,7 +35,6 @@ from mb_checkpoint.torch.parts import (
     ranks_of,
     require_supported,
 )
-from mb_checkpoint.torch.tensors import shard_of
 
 
 class TorchState:

@@ -13,7 +13,6 @@ _OTHER_ROLE = (
 
 
 def _template(*, system: str, user: str, assistant: str) -> str:
-    """Return the template of a format from the texts of its three roles."""
     return (
         "{% for message in messages %}{% set text = message.content.strip() %}"
         "{% if message.role == 'system' %}"

@@ -137,7 +137,6 @@ def _from_share_gpt(entry: dict[str, Any], *, where: str, location: str) -> dict
 
 
 def _parse_call(value: object, *, where: str, location: str) -> list[dict[str, Any]]:
-    """Return the tool calls in a message of ShareGPT."""
     try:
         call = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -6,8 +6,8 @@ Texts are read as for a GPT: from `.bin`/`.idx` pairs and blends of them, from p
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mb_data.aliases import accept_sequence_length
 from mb_data.config import GPTDatasetConfig, TextCorpusConfig
+from mb_data.dataset_provider import accept_sequence_length
 
 
 @dataclass(kw_only=True)

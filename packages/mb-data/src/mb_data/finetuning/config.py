@@ -6,8 +6,7 @@ The constructor of a section reads no files and performs no checks. `finalize()`
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from mb_data.aliases import accept_sequence_length
-from mb_data.dataset_provider import BuiltInDatasetConfig
+from mb_data.dataset_provider import BuiltInDatasetConfig, accept_sequence_length
 from mb_data.finetuning.hub_config import (
     ChatSFTPreprocessingConfig,
     HFDatasetSourceConfig,

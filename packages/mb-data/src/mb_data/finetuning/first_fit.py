@@ -131,7 +131,6 @@ class _Packs:
         return first + np.arange(count, dtype=np.int64) // per_pack
 
     def _append_run(self, number: int) -> int:
-        """Append empty packs as a run, and return its index."""
         self._first = np.append(self._first, self.total)
         self._number = np.append(self._number, number)
         self._room = np.append(self._room, self._size)

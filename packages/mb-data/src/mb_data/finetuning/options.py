@@ -187,7 +187,6 @@ def _bad_values(options: FinetuningOptions) -> str | None:
 
 
 def _bad_chat(options: FinetuningOptions, chosen: Mapping[str, Any]) -> str | None:
-    """Return the problem with the options of chats, or None."""
     changed = [name for name in chosen if chosen[name] != getattr(_DEFAULTS, name)]
     if not options.chat:
         idle = [name for name in changed if name in _ONLY_WITH_CHAT]

@@ -3,7 +3,7 @@
 The rules do not apply to a dataset that lacks their first field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ _BOUNDARIES = (
     "operations that mix tokens need the boundaries of the samples, and only those of GPT models and hybrids receive "
     "them"
 )
-_LOCAL = "Megatron Core's local attention does not support packed sequences"
 
 
 @dataset_rule(
@@ -70,62 +69,78 @@ def _model_without_packed_batches(pack_sequences_in_batch, **values):
     return _first_set(_OF_ONE_LENGTH, values) if pack_sequences_in_batch else None
 
 
-def _packed_hybrid(id: str, name: str, *, off: str, example: object) -> Rule:
-    def packed_hybrid(packed, model__hybrid_layer_pattern, cp):
-        pattern = model__hybrid_layer_pattern
-        if packed in (None, False) or pattern is None:
-            return None
-        if "G" in pattern:
-            return f"is set with gated-delta layers (hybrid_layer_pattern={pattern})"
-        if (cp or 1) > 1:
-            return f"is set with hybrid_layer_pattern={pattern} and context_parallel_size={cp}"
+def _packed_rules(
+    in_advance: str, in_batch: str, *, fix: str, fails: Mapping[str, Any], **texts: Any
+) -> Callable[[Callable[..., str | None]], tuple[Rule, Rule]]:
+    """Return a decorator that makes two rules of a condition on `packed`: on packs, and on packing in each micro-batch.
+
+    Args:
+        in_advance: Identifier of the rule on `packed_sequence_specs`.
+        in_batch: Identifier of the rule on `pack_sequences_in_batch`.
+        fix: Instruction, to which the one that turns the packing off is appended.
+        fails: Example that the rules reject, without `packed`.
+        texts: Further arguments of `section_rule`.
+    """
+
+    def of(test: Callable[..., str | None]) -> tuple[Rule, Rule]:
+        def rule(id: str, path: str, off: str, example: object) -> Rule:
+            paths, failing = {"packed": path}, {"packed": example, **fails}
+            return dataset_rule(id, paths=paths, fix=f"{fix}, or {off}.", fails=failing, **texts)(test)
+
+        return (
+            rule(in_advance, _PACKS, f"leave {_PACKS} unset", {}),
+            rule(in_batch, _IN_BATCH, f"set {_IN_BATCH}=false", True),
+        )
+
+    return of
+
+
+@_packed_rules(
+    "D122",
+    "D123",
+    why="Megatron Core packs gated-delta layers, and hybrids under context parallelism, with kernels of a GPU that "
+    "are not tested here against separate samples",
+    fix="Remove G from model.hybrid_layer_pattern, set model.context_parallel_size=1",
+    fails={"model__hybrid_layer_pattern": "MG*-"},
+    passes={"model__hybrid_layer_pattern": "M*-"},
+)
+def _packed_hybrid(packed, model__hybrid_layer_pattern, cp):
+    pattern = model__hybrid_layer_pattern
+    if packed in (None, False) or pattern is None:
         return None
-
-    return dataset_rule(
-        id,
-        paths={"packed": f"dataset.{name}"},
-        why="Megatron Core packs gated-delta layers, and hybrids under context parallelism, with kernels of a GPU that "
-        "are not tested here against separate samples",
-        fix=f"Remove G from model.hybrid_layer_pattern, set model.context_parallel_size=1, or {off}.",
-        fails={"packed": example, "model__hybrid_layer_pattern": "MG*-"},
-        passes={"model__hybrid_layer_pattern": "M*-"},
-    )(packed_hybrid)
+    if "G" in pattern:
+        return f"is set with gated-delta layers (hybrid_layer_pattern={pattern})"
+    if (cp or 1) > 1:
+        return f"is set with hybrid_layer_pattern={pattern} and context_parallel_size={cp}"
+    return None
 
 
-def _packed_sinks_on_the_cpu(id: str, name: str, *, off: str, example: object) -> Rule:
-    def packed_sinks_on_the_cpu(packed, model__softmax_type, *, cpu):
-        return _sinks(packed, model__softmax_type) if cpu else None
-
-    return dataset_rule(
-        id,
-        paths={"packed": f"dataset.{name}"},
-        why="Megatron Core's own attention has no packed sequences, and the one for the CPU no sinks",
-        fix=f"Set model.softmax_type=vanilla, or {off}.",
-        fails={"packed": example, "model__softmax_type": "learnable", "cpu": True},
-        passes={"cpu": False},
-    )(packed_sinks_on_the_cpu)
+@_packed_rules(
+    "D125",
+    "D126",
+    why="Megatron Core's own attention has no packed sequences, and the one for the CPU no sinks",
+    fix="Set model.softmax_type=vanilla",
+    fails={"model__softmax_type": "learnable", "cpu": True},
+    passes={"cpu": False},
+)
+def _packed_sinks_on_the_cpu(packed, model__softmax_type, *, cpu):
+    return _sinks(packed, model__softmax_type) if cpu else None
 
 
-def _packed_sinks_of_the_engine(id: str, name: str, *, off: str, example: object) -> Rule:
-    def packed_sinks_of_the_engine(packed, model__softmax_type, *, transformer_engine_version):
-        found = _sinks(packed, model__softmax_type)
-        is_unknown = transformer_engine_version is None
-        if found is None or is_unknown or at_least(transformer_engine_version, 2, 12):
-            return None
-        return f"{found} and Transformer Engine {transformer_engine_version}, not 2.12"
-
-    return dataset_rule(
-        id,
-        paths={"packed": f"dataset.{name}"},
-        why="earlier versions of Transformer Engine have no kernel for packed sequences with sinks",
-        fix=f"Install Transformer Engine 2.12 or later, or {off}.",
-        fails={
-            "packed": example,
-            "model__softmax_type": "learnable",
-            "transformer_engine_version": "2.11.0",
-        },
-        passes={"transformer_engine_version": "2.12.0"},
-    )(packed_sinks_of_the_engine)
+@_packed_rules(
+    "D127",
+    "D128",
+    why="earlier versions of Transformer Engine have no kernel for packed sequences with sinks",
+    fix="Install Transformer Engine 2.12 or later",
+    fails={"model__softmax_type": "learnable", "transformer_engine_version": "2.11.0"},
+    passes={"transformer_engine_version": "2.12.0"},
+)
+def _packed_sinks_of_the_engine(packed, model__softmax_type, *, transformer_engine_version):
+    found = _sinks(packed, model__softmax_type)
+    is_unknown = transformer_engine_version is None
+    if found is None or is_unknown or at_least(transformer_engine_version, 2, 12):
+        return None
+    return f"{found} and Transformer Engine {transformer_engine_version}, not 2.12"
 
 
 def _sinks(packed: Any, softmax: str | None) -> str | None:
@@ -133,20 +148,18 @@ def _sinks(packed: Any, softmax: str | None) -> str | None:
     return None if plain else f"is set with model.softmax_type={softmax}"
 
 
-def _packed_by_local_attention(id: str, name: str, *, off: str, example: object) -> Rule:
-    def packed_by_local_attention(packed, model__transformer_impl, *, cpu):
-        if packed in (None, False) or cpu is not False or model__transformer_impl != "local":
-            return None
-        return "is set with transformer_impl=local on a GPU"
-
-    return dataset_rule(
-        id,
-        paths={"packed": f"dataset.{name}"},
-        why=_LOCAL,
-        fix=f"Use Transformer Engine (model.transformer_impl=transformer_engine), or {off}.",
-        fails={"packed": example, "model__transformer_impl": "local", "cpu": False},
-        passes={"cpu": True},
-    )(packed_by_local_attention)
+@_packed_rules(
+    "D81",
+    "D109",
+    why="Megatron Core's local attention does not support packed sequences",
+    fix="Use Transformer Engine (model.transformer_impl=transformer_engine)",
+    fails={"model__transformer_impl": "local", "cpu": False},
+    passes={"cpu": True},
+)
+def _packed_by_local_attention(packed, model__transformer_impl, *, cpu):
+    if packed in (None, False) or cpu is not False or model__transformer_impl != "local":
+        return None
+    return "is set with transformer_impl=local on a GPU"
 
 
 @dataset_rule(
@@ -233,24 +246,10 @@ def _microbatch_of_packs(packed_sequence_specs, train__micro_batch_size, train__
 
 RULES: tuple[Rule, ...] = (
     *rules_in(globals()),
-    _packed_hybrid(
-        "D122", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
-    ),
-    _packed_hybrid(
-        "D123", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
-    ),
-    _packed_sinks_on_the_cpu(
-        "D125", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
-    ),
-    _packed_sinks_on_the_cpu(
-        "D126", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
-    ),
-    _packed_sinks_of_the_engine(
-        "D127", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
-    ),
-    _packed_sinks_of_the_engine(
-        "D128", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
-    ),
+    *_packed_hybrid,
+    *_packed_sinks_on_the_cpu,
+    *_packed_sinks_of_the_engine,
+    *_packed_by_local_attention,
     requires(
         "D76",
         {_PACKS: SET},
@@ -263,18 +262,12 @@ RULES: tuple[Rule, ...] = (
         },
         passes={"model.cuda_graph_impl": "none"},
     ),
-    _packed_by_local_attention(
-        "D81", "packed_sequence_specs", off="leave dataset.packed_sequence_specs unset", example={}
-    ),
     excludes(
         "V102",
         {_IN_BATCH: True, _PACKS: SET},
         why="samples are packed once",
         fix="Set one of the two.",
         fails={"dataset.packed_sequence_specs": {"packed_sequence_size": 4096}},
-    ),
-    _packed_by_local_attention(
-        "D109", "pack_sequences_in_batch", off="set dataset.pack_sequences_in_batch=false", example=True
     ),
 )
 """All rules for packed samples."""

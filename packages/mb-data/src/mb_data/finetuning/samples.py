@@ -258,7 +258,6 @@ def encode_conversation(
 
 
 def _common_prefix_length(ids: list[int], other_ids: list[int]) -> int:
-    """Return the length of the common prefix of two lists of ids."""
     differ = (
         position for position, pair in enumerate(zip(ids, other_ids, strict=False)) if pair[0] != pair[1]
     )

@@ -3,6 +3,7 @@
 None of these functions is collective. `mb_data.finetuning.build` calls them on rank 0 first.
 """
 
+import json
 import os
 import tempfile
 from math import lcm
@@ -11,14 +12,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from mb_data.build_cache import resolve_cache_dir
+from mb_data.build_cache import load_or_build, resolve_cache_dir
 from mb_data.finetuning.bridge_packs import load_packs
 from mb_data.finetuning.config import FinetuningDatasetConfig, PackedSequenceSpecs, SumsFinetuningConfig
 from mb_data.finetuning.files import pack_files, sample_files
 from mb_data.finetuning.first_fit import PackIndex, pack_lengths
 from mb_data.finetuning.hub import with_files
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
-from mb_data.finetuning.synthetic_addition import write_addition_samples
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
 from mb_data.tokenizers.base import Tokenizer
 
@@ -118,3 +118,35 @@ def read_packs(
         multiple=sequence_multiple(specs, padding),
         vocab_size=tokenizer.vocab_size,
     )
+
+
+_HELD_OUT = {"validation": 0.1, "test": 0.1}
+
+
+def write_addition_samples(config: SumsFinetuningConfig) -> Path:
+    """Write the samples, unless they are in the cache, and return their folder.
+
+    A tenth of the pairs is held out for validation and a tenth for the test split, identical for every seed. Concurrent
+    calls from several processes are safe. Not collective.
+    """
+    folder = resolve_cache_dir(config.cache_dir) / "finetuning" / f"sums-{config.largest}"
+
+    def build(building: Path) -> None:
+        size = config.largest + 1
+        pairs = np.random.default_rng(size).permutation(size * size)
+        begin = 0
+        for split, part in {**_HELD_OUT, "training": 1.0}.items():
+            end = len(pairs) if part == 1.0 else begin + max(1, round(part * len(pairs)))
+            lines = [_format_line(*divmod(int(pair), size)) for pair in pairs[begin:end]]
+            (building / f"{split}.jsonl").write_text("".join(lines))
+            begin = end
+
+    return load_or_build(folder, load=_load, build=build)
+
+
+def _format_line(first: int, second: int) -> str:
+    return json.dumps({"input": f"How much is {first} + {second}?", "output": str(first + second)}) + "\n"
+
+
+def _load(folder: Path, *, reused: bool) -> Path | None:
+    return folder if (folder / "training.jsonl").is_file() else None

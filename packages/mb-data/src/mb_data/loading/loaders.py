@@ -1,8 +1,8 @@
 """Iterator over the batches of a dataset, based on `torch.utils.data.DataLoader`."""
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -11,22 +11,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from mb_data.config import DataloaderConfig
 from mb_data.errors import SampleError
 from mb_data.loading.samplers import BatchSampler, CyclicSampler, RankSampler, SingleSampler
-
-
-@runtime_checkable
-class CollatingDataset(Protocol):
-    """Dataset that collates its samples itself, because they differ in length."""
-
-    def collate(self, samples: Sequence[Mapping[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
-        """Return one micro-batch."""
-
-
-@runtime_checkable
-class DatasetWithLengths(Protocol):
-    """Dataset that returns the length of a sample without reading it."""
-
-    def length(self, index: int) -> int:
-        """Return the number of tokens of a sample."""
 
 
 def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the position in the data)
@@ -81,7 +65,7 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
         DataLoader(
             SamplesOfWorkers(dataset) if config.num_workers else dataset,
             batch_sampler=sampler,
-            collate_fn=dataset.collate if isinstance(dataset, CollatingDataset) else None,
+            collate_fn=getattr(dataset, "collate", None),
             num_workers=config.num_workers,
             pin_memory=config.pin_memory and torch.cuda.is_available(),
             persistent_workers=config.persistent_workers and config.num_workers > 0,
@@ -136,7 +120,7 @@ def rank_sampler(
     if config.dataloader_type == "cyclic":
         return CyclicSampler(**position, seed=seed)
     if config.dataloader_type == "batch" and global_batch_size is not None:
-        length = dataset.length if isinstance(dataset, DatasetWithLengths) else None
+        length = getattr(dataset, "length", None)
         return BatchSampler(**position, global_batch_size=global_batch_size, length=length)
     raise ValueError(
         f"dataset.dataloader_type: {config.dataloader_type!r} with global_batch_size={global_batch_size}; the types "

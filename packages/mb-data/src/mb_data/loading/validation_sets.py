@@ -195,7 +195,6 @@ def _prefixes(section: Any) -> list[str]:
 
 
 def _with_one_prefix(section: Any, prefix: str) -> Any:
-    """Return a copy of a section with this prefix as its only validation data."""
     reduced = copy.copy(section)
     if section.blend_per_split is None:
         reduced.blend = ([prefix], None)

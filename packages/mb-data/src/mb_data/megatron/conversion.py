@@ -122,7 +122,6 @@ def _drop_single_weight(blend: Blend) -> Blend:
 
 
 def _drop_unused_splits(config: Any, samples: Sequence[int]) -> None:
-    """Remove the splits without requested samples from Megatron's configuration."""
     if config.blend_per_split is not None:
         config.blend_per_split = [
             blend if count else None for blend, count in zip(config.blend_per_split, samples, strict=True)

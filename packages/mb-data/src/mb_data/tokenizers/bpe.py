@@ -249,7 +249,6 @@ def _parse(content: bytes, file: Path) -> Any:
 
 
 def _first_id(tokenizer: Any, names: Iterable[str | None]) -> int | None:
-    """Return the id of the first name that the vocabulary contains."""
     ids = (tokenizer.token_to_id(name) for name in names if name)
     return next((token_id for token_id in ids if token_id is not None), None)
 

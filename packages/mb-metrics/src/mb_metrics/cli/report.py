@@ -138,7 +138,6 @@ def _with_user_settings(run: RunHistory) -> RunHistory:
 
 
 def _changes_on_resume(run: RunHistory) -> list[str]:
-    """Return a line for each resume that changed settings."""
     lines = []
     for event in run.events:
         changes = event.details.get("changes")

@@ -13,14 +13,15 @@ from mb_metrics.norms.parameters import (
     NormGroups,
     ParameterShard,
     SquaredNorms,
+    attribute,
     groups_of,
+    has_distributed_optimizer,
     named_parameters,
     param_is_not_shared,
     parameter_shards,
     prefixed,
 )
 from mb_metrics.recorder.reductions import is_alone
-from mb_metrics.run.megatron_attributes import attribute, has_distributed_optimizer
 
 GLOBAL = "l2_norm/grad/global"
 PREFIX = "l2_norm/grad/"
@@ -182,7 +183,6 @@ def renumbered(name: str, numbers: Mapping[str, int]) -> str:
 
 
 def _gradient_shards(chunks: Sequence[Any]) -> list[ParameterShard]:
-    """Return the part of each gradient on this rank."""
     shards = _shards(chunks)
     return [
         _gradient_shard(name, parameter, shards)

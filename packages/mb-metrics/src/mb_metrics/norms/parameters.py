@@ -12,7 +12,22 @@ from torch.distributed.tensor import DTensor
 
 from mb_metrics.recorder.reductions import device_of, is_alone
 from mb_metrics.recorder.tensors import to_device
-from mb_metrics.run.megatron_attributes import attribute, first_group
+
+
+def attribute(item: object, name: str) -> Any:
+    """Return an attribute that Megatron sets where it applies; None if it is not set."""
+    return getattr(item, name, None)
+
+
+def first_group(groups: object | None, *names: str) -> Any:
+    """Return the first of these process groups that exists in a collection; None if there is none."""
+    return next((group for name in names if (group := attribute(groups, name)) is not None), None)
+
+
+def has_distributed_optimizer(chunk: object) -> bool:
+    """Return True if the optimizer state of a model chunk, wrapped in Megatron's DDP, is sharded."""
+    settings = attribute(chunk, "ddp_config")
+    return settings is not None and bool(settings.use_distributed_optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

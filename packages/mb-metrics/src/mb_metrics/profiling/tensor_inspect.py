@@ -174,7 +174,7 @@ def start_tensor_inspection(
 
 def _installed_tool() -> InspectTool:
     try:
-        tool: InspectTool = import_module("mb_metrics.profiling.nvdlfw").tool()
+        tool: InspectTool = import_module("nvdlfw_inspect.api")
     except ModuleNotFoundError as missing:
         raise TensorInspectError(
             f"tensor_inspect.enabled: {missing.name} is not installed. Tensor inspection requires it. Install it (pip "

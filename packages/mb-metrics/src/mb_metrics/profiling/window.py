@@ -7,23 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from mb_metrics.profiling.config import ProfilingConfig
+
 _logger = logging.getLogger(__name__)
-
-
-class ProfilingSettings(Protocol):
-    """Fields of a `ProfilingConfig` that `ProfilingCallback` reads."""
-
-    @property
-    def profile_step_start(self) -> int:
-        """Completed steps at the start of the window."""
-
-    @property
-    def profile_step_end(self) -> int:
-        """Completed steps at the end of the window."""
-
-    @property
-    def profile_ranks(self) -> Collection[int]:
-        """Profiled ranks; empty: every rank."""
 
 
 class StepProfiler(Protocol):
@@ -66,7 +52,7 @@ class ProfilingCallback:
         rank: Rank of this process; the callback does nothing on ranks that are not profiled.
     """
 
-    def __init__(self, settings: ProfilingSettings, profilers: Sequence[StepProfiler], *, rank: int) -> None:
+    def __init__(self, settings: ProfilingConfig, profilers: Sequence[StepProfiler], *, rank: int) -> None:
         self._start, self._end = settings.profile_step_start, settings.profile_step_end
         chosen = is_profiled(settings.profile_ranks, rank)
         self._waiting = list(profilers) if chosen else []

@@ -2,6 +2,7 @@
 
 import logging
 from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -18,11 +19,18 @@ def current_gpu_energy() -> EnergyReader | None:
     if not torch.cuda.is_available():
         _logger.warning("energy is not measured: no GPU is available")
         return None
+    # not by index: CUDA_VISIBLE_DEVICES renumbers GPUs for torch, but not for NVML
     uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     try:
-        # imported here, because pynvml may be missing
-        nvml = import_module("mb_metrics.recorder.nvml")
-        reader: EnergyReader = nvml.nvml_reader(uuid)
+        nvml: Any = import_module("pynvml")  # may be missing
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+        def read() -> float:
+            joules: float = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000.0
+            return joules
+
+        read()
     except ModuleNotFoundError:
         _logger.warning(
             "energy is not measured: nvidia-ml-py is not installed (pip install mb-metrics[energy])"
@@ -31,4 +39,4 @@ def current_gpu_energy() -> EnergyReader | None:
     except Exception as error:  # noqa: BLE001 - a driver error must not end training
         _logger.warning("energy is not measured: %r", error)
         return None
-    return reader
+    return read

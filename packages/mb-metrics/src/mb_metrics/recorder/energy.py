@@ -20,7 +20,7 @@ class EnergySampler:
     Without a reader, or after it fails, both are 0.
 
     Args:
-        read: Function that returns the energy used so far, such as `nvml_reader`; None: not measured.
+        read: Function that returns the energy used so far, as `current_gpu_energy` returns; None: not measured.
         start_step: Completed steps at the start of the measurement.
         clock: Monotonic clock, in seconds.
     """

@@ -106,7 +106,6 @@ class RunStatistics:
     """Spikes, losses that are not finite, and stalls, by step; see `find_anomalies`."""
 
     def _repr_html_(self) -> str:
-        """Return the statistics and anomalies as tables for a notebook."""
         tables = import_module("mb_metrics.report.html_tables")  # of notebooks only
         html: str = tables.notebook_html(self)
         return html

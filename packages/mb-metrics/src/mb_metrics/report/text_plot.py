@@ -52,7 +52,6 @@ def _draw(grid: "_DotGrid", buckets: Sequence[Bucket], *, low: float, high: floa
 
 
 def _connect(grid: "_DotGrid", begin: tuple[int, int], end: tuple[int, int]) -> None:
-    """Draw a straight line between two dots."""
     last = begin[1]
     for column in range(begin[0], end[0] + 1):
         share = (column - begin[0]) / (end[0] - begin[0]) if end[0] > begin[0] else 1.0

@@ -293,7 +293,6 @@ class TimeSplitter:
 
 
 def _attempt(begin: tuple[float, int | None], last: _Moment) -> TimeSpan:
-    """Return the span of an attempt from its begin to its last record."""
     kind = "stopped" if last.kind == "stop" else "killed"
     return TimeSpan(kind=kind, begin=begin[0], end=last.time, step=begin[1])
 

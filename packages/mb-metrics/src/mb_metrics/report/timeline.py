@@ -176,7 +176,6 @@ def _rect(left: float, right: float, css: str, words: str) -> str:
 
 
 def _labels(axis: _TimeAxis) -> str:
-    """Return the tick labels of the running time."""
     total = axis.pieces[-1].span.end - axis.pieces[-1].span.begin
     before = math.fsum(piece.span.seconds for piece in axis.pieces[:-1])
     positions = []

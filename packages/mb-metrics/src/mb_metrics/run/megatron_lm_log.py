@@ -156,7 +156,6 @@ def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
 
 
 def _global_batch_size(args: MegatronLMArguments) -> int:
-    """Return the sequences of this step."""
     if args.rampup_batch_size is None:
         return args.global_batch_size
     calculator = import_module("megatron.core.num_microbatches_calculator")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mb_metrics import names
 from mb_metrics.norms.gradients import GLOBAL, report_l2_norm_grad
-from mb_metrics.norms.parameters import NormGroups
+from mb_metrics.norms.parameters import NormGroups, first_group, has_distributed_optimizer
 from mb_metrics.recorder.auxiliary_losses import build_auxiliary_losses
 from mb_metrics.recorder.bridge_api import BatchSizes
 from mb_metrics.recorder.memory import (
@@ -25,7 +25,6 @@ from mb_metrics.recorder.memory import (
     weight_and_optimizer_bytes,
 )
 from mb_metrics.recorder.reductions import device_of, is_alone, reduce_max_stat_across_model_parallel_group
-from mb_metrics.run.megatron_attributes import first_group, has_distributed_optimizer
 from mb_metrics.run.training_context import TrainCounters
 
 ADVANCED, SKIPPED, NAN = "advanced iterations", "skipped iterations", "nan iterations"

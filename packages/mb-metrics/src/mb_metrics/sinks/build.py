@@ -13,9 +13,8 @@ from mb_metrics.recorder.memory_sampler import MemorySampler, memory_names
 from mb_metrics.recorder.recorded_steps import Reduction, Sampler
 from mb_metrics.sinks.background import BackgroundSink
 from mb_metrics.sinks.console import ConsoleSink, TextStream
-from mb_metrics.sinks.filter import FilterSink
 from mb_metrics.sinks.jsonl import JsonlSink
-from mb_metrics.sinks.sink import Sink
+from mb_metrics.sinks.sink import FilterSink, Sink
 from mb_metrics.sinks.terminal import StyledTerminal, TerminalSink
 
 CLOSE_SECONDS = 120.0
@@ -92,7 +91,6 @@ class RankOutput(StyledTerminal, Protocol):
 
 
 def _console_sinks(config: LoggerConfig, stream: TextStream | None, *, print_evaluations: bool) -> list[Sink]:
-    """Return the sinks for people and for programs that read Megatron's lines."""
     throughput, output = config.log_throughput, cast("object", stream)
     if isinstance(output, RankOutput) and output.is_short:
         return [

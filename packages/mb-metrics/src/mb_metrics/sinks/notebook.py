@@ -115,7 +115,6 @@ def _ipython_display() -> NotebookDisplay:
 
 
 def _facts(interval: LogInterval) -> dict[str, str]:
-    """Return the newest values by name."""
     latest, rates, losses = interval.latest, interval.rates, interval.mean_losses
     rate, norm = names.find_learning_rate(latest), names.find_grad_norm(latest)
     total = "" if interval.total_steps is None else f" of {interval.total_steps:,}"

@@ -142,7 +142,6 @@ def _kind(name: str) -> str:
 
 
 def _is_of(kind: str, is_needed: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Return a predicate of the needed parameters of a kind."""
     return lambda name: _kind(name) == kind and is_needed(name)
 
 

@@ -139,7 +139,6 @@ def _read_nemotron(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig
 
 
 def _read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of expert layers."""
     scaling, latent = float(content["routed_scaling_factor"]), content["moe_latent_size"]
     return {
         "num_moe_experts": content["n_routed_experts"],

@@ -259,7 +259,6 @@ MAMBA: Mapping[str, TensorOrigin] = {
 
 
 def _plain_mlp(pattern: str, stem: str) -> dict[str, TensorOrigin]:
-    """Return the origins of an MLP without a gate."""
     return {
         rf"{pattern}linear_fc1\.weight": _of_layer(f"{stem}up_proj.weight", split=0),
         rf"{pattern}linear_fc2\.weight": _of_layer(f"{stem}down_proj.weight", split=1),

@@ -122,7 +122,6 @@ def reject_invalid_ranks(vision: ModuleRanks, language: ModuleRanks, *, world_si
 
 
 def _size_problems(vision: ModuleRanks, language: ModuleRanks) -> list[str]:
-    """Return the errors in the sizes of two modules."""
     problems = [
         f"{name}: tensor_parallel_size={ranks.tensor_parallel_size}, data_parallel_size={ranks.data_parallel_size}, "
         "because both are numbers of ranks. Use 1 or more."

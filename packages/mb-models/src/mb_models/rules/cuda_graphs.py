@@ -10,7 +10,6 @@ model_rule = partial(section_rule, "model")
 
 
 def _captured_modules(impl: str | None, modules: object) -> set[str]:
-    """Return the modules that are captured one by one."""
     if impl not in ("local", "transformer_engine"):
         return set()
     named = module_names(modules)

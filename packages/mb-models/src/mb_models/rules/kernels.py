@@ -4,11 +4,37 @@ Megatron Core fails on them when the model is built or in the first step, or ign
 affect speed have a fallback. Without a GPU these settings are replaced when the model is built, and no rule applies.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
 
 from mb_models.rules import transformer_engine as te_rules
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+
+KERNEL_MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "apex_installed": ("apex",),
+        "fused_weight_gradient_installed": ("fused_weight_gradient_mlp_cuda",),
+        "fused_softmax_installed": (
+            "scaled_masked_softmax_cuda",
+            "scaled_softmax_cuda",
+            "scaled_upper_triang_masked_softmax_cuda",
+        ),
+    }
+)
+"""Fact -> modules that Megatron Core imports for it, all of them parts of Apex with its CUDA extensions."""
+
+
+def kernel_facts(*, find: Callable[[str], object] = find_spec) -> dict[str, bool]:
+    """Return the facts of `KERNEL_MODULES` for this process; imports nothing.
+
+    Args:
+        find: returns None for a module that cannot be imported.
+    """
+    return {fact: all(find(name) is not None for name in modules) for fact, modules in KERNEL_MODULES.items()}
+
 
 model_rule = partial(section_rule, "model")
 
@@ -77,7 +103,6 @@ def _persistent_norm_with_torch_norms(
 
 
 def _needs_sequence_parallel(experts: int | None, tp: int | None) -> bool:
-    """Return whether experts need sequence parallelism in this layout."""
     return bool(experts) and (tp or 1) > 1
 
 

@@ -200,7 +200,6 @@ def to_shard(value: Any, *, like: torch.Tensor) -> Any:
 
 
 def _reject_other_families(chunks: Sequence[torch.nn.Module]) -> None:
-    """Reject chunks that FSDP2 is not supported for."""
     for chunk in chunks:
         if not isinstance(chunk, GPTModel):
             raise FsdpError(
@@ -210,12 +209,10 @@ def _reject_other_families(chunks: Sequence[torch.nn.Module]) -> None:
 
 
 def _has_adapters(chunks: Sequence[torch.nn.Module]) -> bool:
-    """Return whether any parameter has the name of an adapter."""
     return any(PEFT().is_adapter(name) for chunk in chunks for name, _ in chunk.named_parameters())
 
 
 def _reject_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
-    """Reject weights that cannot be divided into equal shards."""
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
             if parameter.shape[0] % ranks:
@@ -227,7 +224,6 @@ def _reject_uneven(chunks: Sequence[torch.nn.Module], *, ranks: int) -> None:
 
 
 def _reject_violations(values: Mapping[str, object]) -> None:
-    """Raise for the rules that these values violate."""
     problems = violated_rules(fsdp_rules.RULES, values)
     if problems:
         raise FsdpError("\n".join(problem.line for problem in problems))

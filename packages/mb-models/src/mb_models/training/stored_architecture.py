@@ -87,7 +87,6 @@ def _transformer(section: Any, stored: Mapping[str, Any], origins: OriginsLike) 
 
 
 def _reject_other_kind(section: Any, stored: Mapping[str, Any], *, source: str) -> None:
-    """Reject a checkpoint of another class of model."""
     kind, name = type(section).__name__, str(stored.get("_target_", "")).rpartition(".")[2]
     if name.endswith("ModelConfig"):
         stored_kind = MambaModelConfig.__name__ if name == "HybridModelConfig" else name

@@ -251,7 +251,7 @@ def _known_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         settable = [name for name in missing if name.isidentifier() or name.isdecimal()]
         others = [name for name in missing if name not in settable]
         fix = (
-            [f"Give them with {' '.join(f'--set {name}=VALUE' for name in settable[:3])}."]
+            [f"Give them with {' '.join(f'--set {name}=VALUE' for name in settable)}."]
             if settable
             else []
         )

@@ -257,6 +257,10 @@ def test_words_of_scripts(text, words):
     [
         ("echo hello", "no flags were found"),
         ("run.py --lr $A", "variables without a value: A. Give them with --set A=VALUE"),
+        (
+            "run.py --lr $A --seed $B --split $C --save $D",
+            "--set A=VALUE --set B=VALUE --set C=VALUE --set D=VALUE",
+        ),
         ("run.py --lr 'a", "cannot be split into words"),
     ],
 )

@@ -250,11 +250,7 @@ def _known_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if missing:
         settable = [name for name in missing if name.isidentifier() or name.isdecimal()]
         others = [name for name in missing if name not in settable]
-        fix = (
-            [f"Give them with {' '.join(f'--set {name}=VALUE' for name in settable)}."]
-            if settable
-            else []
-        )
+        fix = [f"Give them with {' '.join(f'--set {name}=VALUE' for name in settable)}."] if settable else []
         fix += [f"Write the values of {', '.join(others)} into the script: nothing is run."] if others else []
         raise MegatronFlagError(f"variables without a value: {', '.join(missing)}. {' '.join(fix)}")
     return kept, [*empty]

@@ -1,11 +1,17 @@
 """Fine-tuning through the trainer: only adapters are stored, a stop changes nothing, missing inputs are reported."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from runs import exit_code_of, metrics, train_here
+from torch import nn
 
 from mb_checkpoint import describe_checkpoint
+from mb_models import PEFT
+from mb_trainer import pretrain as pretrain_here
 from mb_trainer.commands.train import pretrain
+from mb_trainer.requests import read_request
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,50 @@ def test_adapters_go_out_alone_and_compute_what_the_merged_model_does(overrides,
         adapted = peft.PeftModel.from_pretrained(before, tmp_path / "adapters").eval()(tokens).logits
     assert (whole - alone).abs().max() > 1e-2
     assert (whole - adapted).abs().max() < 1e-4
+
+
+class TrainedScale(nn.Module):
+    """A norm whose output has a trained scale."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.scale = norm, nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.norm(x) * self.scale
+
+    def state_dict(self, *args, prefix="", **options):
+        found = super().state_dict(*args, prefix=prefix, **options)
+        return type(found)((name.replace(f"{prefix}norm.", prefix), value) for name, value in found.items())
+
+
+@dataclass(kw_only=True)
+class ScaledNorms(PEFT):
+    """A method of the user, as for Megatron-Bridge: it has a `transform` alone."""
+
+    def transform(self, module, name=None, prefix=None):
+        return TrainedScale(module) if name == "final_layernorm" else module
+
+
+def test_a_method_with_a_transform_alone_trains_stores_its_parameters_and_resumes(overrides, base, tmp_path):
+    def run(name, steps):
+        words = [*overrides, f"checkpoint.pretrained_checkpoint={base}", f"train.train_iters={steps}"]
+        request = read_request(
+            [*words, "scheduler.lr_decay_iters=8", "optimizer.lr=0.01", "checkpoint.save_interval=2"]
+        )
+        request.config.peft = ScaledNorms()
+        pretrain_here(
+            request.config, name=request.name, out=tmp_path / name, environment={}, resume_with_changes=True
+        )
+
+    run("whole", 4)
+    stored = describe_checkpoint(tmp_path / "whole" / "checkpoints").tensors
+    assert [name for name in stored if not name.startswith(("optimizer", "chained"))] == [
+        "decoder.final_layernorm.scale"
+    ]
+    run("cut", 2)
+    run("cut", 4)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
 def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):

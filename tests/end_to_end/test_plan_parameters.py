@@ -13,6 +13,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 
 from mb_host.megatron.hybrid import host_hybrid_spec
 from mb_host.megatron.layers import host_block_spec
+from mb_host.megatron.t5 import host_t5_spec
 from mb_models import (
     MambaModelConfig,
     MambaModelProvider,
@@ -20,13 +21,22 @@ from mb_models import (
     MimoModelProvider,
     MimoModules,
     ModuleGroups,
+    T5ModelConfig,
+    T5ModelProvider,
     hybrid_parameter_count,
     mimo_parameter_count,
 )
 from mb_models.mimo.config import module_ranks
+from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
 from mb_plan import make_plan
 from mb_plan.shape.hybrid_pattern import layers_of
 
+GLM = {
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_shared_expert_gate": False,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}
 LEARNED = {"position_embedding_type": "learned_absolute"}
 
 LAYOUTS: dict[str, dict[str, object]] = {
@@ -88,6 +98,9 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "latent attention, layer norms and biases": {**MLA, "normalization": "LayerNorm", "add_bias_linear": True, TP: 4},
     "latent attention, experts ep4": {**SHARED, **MLA, EP: 4, "moe_layer_freq": [0, 1, 1, 1]},
     "latent attention, experts tp2 ep2 pp2": {**SHARED, **MLA, **SP, TP: 2, EP: 2, PP: 2},
+    "experts behind latent projections tp2": {**SHARED, **SP, "moe_latent_size": 32, TP: 2, EP: 2},
+    "GLM-4.5": {**SHARED, **GLM, "add_qkv_bias": True, "qk_layernorm": True, "mtp_num_layers": 1, TP: 2, PP: 2, **SP},
+    "Kimi K2": {**SHARED, **GLM, **MLA, "qk_layernorm": True, EP: 2, PP: 2},
     "short first stage": {**MODERN, "num_layers": 7, PP: 4, "num_layers_in_first_pipeline_stage": 1},
     "short last stage": {**MODERN, "num_layers": 7, PP: 4, "num_layers_in_last_pipeline_stage": 1},
     "short first and last stage": {
@@ -282,3 +295,89 @@ def test_the_plan_counts_every_rank_of_a_model_that_sees(name):
             assert (count(chunks), 4 * count(chunks)) == (planned.rank_parameters, planned.rank_bytes.weights)
     assert plan.parameters == mimo_parameter_count(section)
     assert (plan.parameters == plan.stages[0].parameters) is (len(plan.stages) == 1)
+
+
+METHODS = {
+    "lora": LoRA(dim=4),
+    "experts of lower rank": LoRA(dim=4, normalize_moe_lora=True),
+    "canonical": CanonicalLoRA(dim=4),
+    "dora of all but one": DoRA(dim=4, target_modules=[], exclude_modules=["linear_fc2"]),
+}
+GPTS = (
+    "grouped queries tp2 pp2 vp2 sequence parallel",
+    "tied pp2",
+    "output gate",
+    "query/key/value bias alone",
+    "parallel branches with one norm",
+    "experts tp2 ep4 etp2 pp2",
+    "shared experts tp2 ep2 etp1",
+    "experts behind latent projections tp2",
+    "latent attention tp2",
+    "latent attention, queries whole",
+    "GLM-4.5",
+    "Kimi K2",
+    "three tokens ahead tp2",
+    "one layer for three tokens",
+    "two tokens ahead, experts, latent attention",
+)
+HYBRID_NAMES = ("every layer", "tp2 ep2", "output gate and norms of queries and keys")
+IMAGES = ("one rank", "tp2, other widths, tied", "tp2 after two replicas")
+T5 = {
+    TP: 2,
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "encoder_num_layers": 2,
+}
+
+
+def rank_of_gpt(model, groups, rank):
+    """Return the chunks of this rank, and its stage in the plan."""
+    return build(model, groups), groups.pp.rank()
+
+
+def rank_of_hybrid(model, groups, rank):
+    section = MambaModelConfig(**model)
+    provider = MambaModelProvider(section, layer_spec=host_hybrid_spec, device=torch.device("cpu"))
+    return provider.provide_chunks(groups), groups.pp.rank()
+
+
+def rank_of_t5(model, groups, rank):
+    section = T5ModelConfig(**model)
+    provider = T5ModelProvider(section, layer_spec=host_t5_spec, device=torch.device("cpu"))
+    return provider.provide_chunks(groups), 0
+
+
+def rank_of_image_model(model, groups, rank):
+    return what_sees(MimoModelConfig(**model), rank)
+
+
+KINDS = {
+    **{name: (LAYOUTS[name], rank_of_gpt) for name in GPTS},
+    **{
+        f"hybrid, {name}": (
+            {**HYBRIDS[name], "num_layers": len(layers_of(HYBRIDS[name]["hybrid_layer_pattern"]))},
+            rank_of_hybrid,
+        )
+        for name in HYBRID_NAMES
+    },
+    **{f"images, {name}": (SEEING[name][1], rank_of_image_model) for name in IMAGES},
+    "T5": (T5, rank_of_t5),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_rank_has_the_planned_adapters(name):
+    model, build_rank = KINDS[name]
+    world = SEEING[name.removeprefix("images, ")][0] if build_rank is rank_of_image_model else world_of(model)
+    for method, section in METHODS.items():
+        section_class = {rank_of_image_model: MimoModelConfig, rank_of_t5: T5ModelConfig}.get(
+            build_rank, dict
+        )
+        plan = make_plan({"model": section_class(**model), "peft": section}, world_size=world)
+        for rank in range(world):
+            with standing_in(rank, world, model) as groups:
+                chunks, stage = build_rank(model, groups, rank)
+                section.install(chunks)
+                assert 4 * count(chunks) == plan.stages[stage].rank_bytes.weights, (method, rank)

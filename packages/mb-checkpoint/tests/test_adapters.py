@@ -3,6 +3,7 @@
 import pytest
 
 from mb_checkpoint.errors import CheckpointConfigError
+from mb_checkpoint.load.load import load_model_weights
 from mb_checkpoint.state.adapters import (
     all_but,
     apply_peft_adapter_filter_to_state_dict,
@@ -50,3 +51,15 @@ def test_a_filter_that_leaves_nothing_is_rejected(keep, accepted, expected):
 @pytest.mark.parametrize(("keep", "accepted"), [(None, 0), (is_adapter, 3), (all_but(is_adapter), 2)])
 def test_a_filter_that_leaves_something_is_accepted(keep, accepted):
     reject_empty_selection(keep, accepted=accepted, total=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base": "base"}, "base has no effect without key_filter"),
+        ({"key_filter": bool, "base_filter": bool}, "base_filter has no effect without base"),
+    ],
+)
+def test_a_base_is_for_weights_that_a_filter_leaves(options, message):
+    with pytest.raises(CheckpointConfigError, match=message):
+        load_model_weights("run", None, **options)

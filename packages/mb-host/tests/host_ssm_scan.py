@@ -5,7 +5,7 @@ from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
 from torch.nn.functional import normalize
 
 from mb_host.megatron.kernels import (
-    DuplicatedLinear,
+    TELinear,
     causal_conv1d,
     chunk_gated_delta_rule,
     mamba_chunk_scan_combined,
@@ -110,7 +110,7 @@ def unsupported(case):
     """Call a substitute with an argument that only the kernel supports."""
     ones = torch.ones(1, 4, 2, 2)
     if case == "linear":
-        DuplicatedLinear(
+        TELinear(
             input_size=2,
             output_size=2,
             parallel_mode="column",

@@ -25,9 +25,10 @@ def adapters_with_parallel_experts(settings, targets):
         GPTModelConfig(**settings), layer_spec=host_block_spec, device=torch.device("cpu")
     )
     [chunk] = provider.provide_chunks(groups)
-    names = select_layers(chunk, targets=targets, exclude=[], canonical=False).names
+    section = LoRA(dim=2, target_modules=targets)
+    names = select_layers(chunk, section).names
     torch.manual_seed(5)
-    LoRA(dim=2, target_modules=targets).install([chunk])
+    section.install([chunk])
     return {
         names[name.partition(".adapter.")[0]]: value.tolist()
         for name, value in chunk.named_parameters()

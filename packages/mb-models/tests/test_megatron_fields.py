@@ -72,7 +72,6 @@ def test_values_of_torch_and_megatron_become_names():
 def test_an_argument_of_another_trainer_is_accepted_with_what_is_implemented():
     adapters = LoRA(dim=8, a2a_experimental=False, lora_dtype=None)
     assert (adapters.a2a_experimental, adapters.dim) == (False, 8)
-    adapters.normalize_moe_lora = False
     with pytest.raises(FixedValueError, match=r"LoRA\.a2a_experimental: True is not supported"):
         LoRA(a2a_experimental=True)
     with pytest.raises(FixedValueError, match=r"LoRA\.share_expert_adapters: True"):

@@ -1,6 +1,7 @@
 """Adapters on a small GPT in one process: trained parameters, results, merging, peft's format."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import mimo_ranks
 import peft_ranks
@@ -74,9 +75,10 @@ def test_without_its_adapters_a_model_computes_what_it_did_before(tiny, groups, 
     ],
 )
 def test_a_method_that_would_not_be_called_is_an_error(name, method):
-    custom = type("Custom", (LoRA,), {name: lambda self, *_: None})
-    with pytest.raises(PeftError, match=rf"{name} would never be called, .* Override {method}\("):
-        custom().install([])
+    for base in (LoRA, PEFT)[: 2 if method == "is_adapter" else 1]:
+        custom = type("Custom", (base,), {name: lambda self, *_: None})
+        with pytest.raises(PeftError, match=rf"{name} would never be called, .* Override {method}\("):
+            custom().install([])
 
 
 def test_a_method_is_called_with_a_model_or_its_chunks(tiny, groups):
@@ -269,6 +271,47 @@ def test_adapters_of_a_mimo_model_are_trained_under_full_recompute(groups, targe
     assert all(value.grad is not None for value in trained)
 
 
+@pytest.mark.parametrize("settings", [{}, {"share_embeddings_and_output_weights": True}], ids=["own", "tied"])
+def test_an_output_layer_with_the_embeddings_weight_has_no_adapters(tiny, groups, settings):
+    """On one stage it has no weight of its own, and on the last of several a copy."""
+    config = GPTModelConfig(**{**tiny, **settings})
+    [chunk] = GPTModelProvider(config, layer_spec=host_block_spec, device=torch.device("cpu")).provide_chunks(
+        groups
+    )
+    if settings:
+        chunk.output_layer.weight = torch.nn.Parameter(torch.ones(96, 64))
+        with pytest.raises(PeftError, match="output_layer match no layer"):
+            LoRA(target_modules=["output_layer"]).install([chunk])
+    LoRA(dim=2, target_modules=[], exclude_modules=["linear_fc1"]).install([chunk])
+    assert hasattr(chunk.output_layer, "adapter") is not bool(settings)
+
+
+def test_canonical_lora_needs_complete_query_groups_on_a_rank(tiny, groups):
+    _, chunk = build(tiny, groups)
+    for layer in chunk.decoder.layers:
+        layer.self_attention.linear_qkv.tp_group = SimpleNamespace(size=lambda: 4)
+    message = (
+        "no separate keys and values on a rank .model.num_query_groups=2, model.tensor_model_parallel_size=4"
+    )
+    with pytest.raises(PeftError, match=message):
+        CanonicalLoRA(target_modules=["linear_q"]).install([chunk])
+
+
+def test_experts_may_have_a_lower_rank(tiny, groups):
+    """As Megatron-Bridge's: dim // moe_router_topk of routed experts, and the scale is alpha divided by that rank."""
+    shared = {"moe_shared_expert_intermediate_size": 24, "moe_router_topk": 2}
+    _, chunk = build(tiny, groups, **EXPERTS, **shared)
+    LoRA(dim=8, alpha=16, normalize_moe_lora=True).install([chunk])
+    found = {
+        (".local_experts." in name, module.lora_a.shape[0], module.lora_b.shape[1], module.scale)
+        for name, module in chunk.named_modules()
+        if isinstance(module, Adapter)
+    }
+    assert found == {(True, 4, 4, 4.0), (False, 8, 8, 2.0)}
+    with pytest.raises(PeftError, match=r"peft.dim: 7 is not a multiple of model.moe_router_topk=2"):
+        LoRA(dim=7, normalize_moe_lora=True).install([build(tiny, groups, **EXPERTS, **shared)[1]])
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -285,7 +328,7 @@ def test_adapters_of_a_mimo_model_are_trained_under_full_recompute(groups, targe
             "upp match no layer.*: linear_fc1_up, ",
         ),
         (LoRA(target_modules=[], exclude_modules=["linear_qk"]), "peft.exclude_modules: linear_qk match no"),
-        (LoRA(target_modules=["core_attention"]), "adapters support Megatron's parallel layers"),
+        (LoRA(target_modules=["core_attention"]), "adapters support Megatron's linear layers"),
     ],
 )
 def test_unsupported_targets_are_rejected(tiny, groups, section, message):
@@ -504,6 +547,8 @@ def test_sections_by_name():
         section_by_name("ia3")
 
 
-def test_a_custom_class_requires_install():
-    with pytest.raises(NotImplementedError, match="PEFT has no install"):
+def test_a_custom_class_requires_a_transform():
+    with pytest.raises(
+        PeftError, match=r"PEFT has no transform, .* Define transform\(self, module, name, prefix\)"
+    ):
         PEFT().install([])

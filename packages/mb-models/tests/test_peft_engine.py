@@ -97,6 +97,32 @@ def test_adapters_start_without_effect_read_the_normalised_input_and_merge_exact
         assert torch.allclose(chunk(x), adapted, rtol=1e-3, atol=1e-3)
 
 
+class TELinear(TEColumnParallelLinear):
+    """Stand-in for Megatron's class of this name, of which every rank has the complete layer."""
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        return {f"{prefix}weight": self.weight}
+
+
+@pytest.mark.parametrize("kind", [LoRA, DoRA])
+def test_adapters_of_a_layer_that_every_rank_has_are_replicated(kind, groups):
+    """Such as down projections of latent attention; with sequence parallelism, a rank has a part of the tokens."""
+    chunk = torch.nn.ModuleDict({"linear_q_down_proj": TELinear(8)})
+    layer = chunk["linear_q_down_proj"]
+    layer.config, layer.sequence_parallel = SimpleNamespace(sequence_parallel=True), False
+    layer._tp_group = SimpleNamespace(size=lambda: 2, rank=lambda: 1)
+    install([chunk], kind(dim=4, target_modules=["linear_q_down_proj"]))
+    assert {
+        (value.tensor_model_parallel, value.sequence_parallel) for value in layer.adapter.parameters()
+    } == {(False, True)}
+    layer(torch.ones(3, 16))[0].sum().backward()
+    state = layer.sharded_state_dict("a.", metadata={"dp_cp_group": groups.dp_cp})
+    pair = ["main.lora_a", "main.lora_b"]
+    names = ["magnitude", *pair] if kind is DoRA else pair
+    assert sorted(state) == [*(f"a.adapter.{name}" for name in names), "a.weight"]
+    assert {state[f"a.adapter.{name}"].replica_id for name in names} == {(0, 1, 0)}
+
+
 def test_grouped_experts_are_rejected():
     class TEColumnParallelGroupedLinear(torch.nn.Module):
         """All experts of a rank in one module."""

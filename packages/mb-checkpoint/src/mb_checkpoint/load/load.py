@@ -10,7 +10,7 @@ from mb_checkpoint import mcore
 from mb_checkpoint.collectives import read_for_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
-from mb_checkpoint.errors import CheckpointLayoutError, CheckpointNotFoundError
+from mb_checkpoint.errors import CheckpointConfigError, CheckpointLayoutError, CheckpointNotFoundError
 from mb_checkpoint.formats.layout import LEGACY, MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
 from mb_checkpoint.formats.legacy import LegacyRestorer, read_legacy
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, counters_of
@@ -258,11 +258,11 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
         pg_collection: Process groups; None uses Megatron's own.
         verify_integrity: Verify contents against the manifest; False if the caller has just done so.
         key_filter: Load only the parameters whose names it accepts; None loads all of them.
-        base: Checkpoint with all other parameters, such as those under adapters; None leaves them unchanged. Without
-            `key_filter` there are no others, and it is not read.
+        base: Checkpoint with all other parameters, such as those under adapters; None leaves them unchanged.
         base_filter: Load only those of the other parameters whose names it accepts; None loads all of them.
 
     Raises:
+        CheckpointConfigError: `base` is passed without `key_filter`, or `base_filter` without `base`.
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: The path or the step names one checkpoint, and it is incomplete or damaged.
         CheckpointReadError: A rank could not read it.
@@ -270,6 +270,15 @@ def load_model_weights(  # noqa: PLR0913 - what is loaded, each by name
         CheckpointLayoutError: It is in the layout of Megatron-FSDP, and the model is distributed without it; or vice
             versa.
     """
+    for name, value, other, needed in (
+        ("base", base, "key_filter", key_filter),
+        ("base_filter", base_filter, "base", base),
+    ):
+        if value is not None and needed is None:
+            raise CheckpointConfigError(
+                f"load_model_weights: {name} has no effect without {other}, because {other} selects what comes from "
+                f"elsewhere. Pass {other} as well, or leave out {name}."
+            )
     require_process_group()
 
     def find(rejected: Mapping[Path, str]) -> tuple[Source, SelectedCheckpoint | None]:

@@ -59,8 +59,8 @@ class GatedRMSNorm(torch.nn.Module):
         return values.to(inputs.dtype)
 
 
-class DuplicatedLinear(torch.nn.Module):
-    """Linear layer of which every tensor-parallel rank has all weights; substitute for Transformer Engine's class."""
+class TELinear(torch.nn.Module):
+    """Linear layer of which every tensor-parallel rank has all weights; substitute for the class of this name."""
 
     def __init__(  # noqa: PLR0913 - the arguments of Megatron's layers
         self,
@@ -84,10 +84,12 @@ class DuplicatedLinear(torch.nn.Module):
         super().__init__()
         if parallel_mode != "duplicated" or skip_bias_add or skip_weight_param_allocation or is_expert:
             raise ValueError(
-                f"DuplicatedLinear: parallel_mode={parallel_mode!r}, skip_bias_add={skip_bias_add}, "
+                f"TELinear: parallel_mode={parallel_mode!r}, skip_bias_add={skip_bias_add}, "
                 f"skip_weight_param_allocation={skip_weight_param_allocation}, is_expert={is_expert} "
                 "is not supported, because each rank has and adds all weights. Train on a GPU."
             )
+        self.config, self.use_bias, self.te_return_bias = config, bias, False
+        self._tp_group = None
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=torch.float32))
         self.bias = torch.nn.Parameter(torch.zeros(output_size, dtype=torch.float32)) if bias else None
         if config.perform_initialization:
@@ -350,7 +352,7 @@ def stand_in_for_latent_experts(layer: ModuleType) -> None:
     """Add the linear layers around latent experts that Megatron's `moe_layer` could not import."""
     names = layer.__dict__
     if not names["HAVE_TE"]:
-        names.update(HAVE_TE=True, TELinear=DuplicatedLinear)
+        names.update(HAVE_TE=True, TELinear=TELinear)
 
 
 STAND_INS: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(

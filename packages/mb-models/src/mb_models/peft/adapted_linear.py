@@ -1,4 +1,4 @@
-"""Megatron's parallel linear layers with adapters, including Transformer Engine's.
+"""Linear layers with adapters: Megatron's, including Transformer Engine's, and torch's.
 
 The class of a layer is replaced in place, so that its own parameters keep their names (and checkpoints of the model
 stay loadable); adapters are below `<layer>.adapter.`. Shape letters: I inputs and O outputs on this rank.
@@ -48,16 +48,25 @@ class AdaptedLinear:
                 if part in parts
             }
         )
+        # never called, but with any hook below it torch.nn.TransformerEncoderLayer calls its layers in evaluation, too,
+        # rather than compute with their weights
+        self.adapter.register_forward_pre_hook(_no_effect)
         self.glu_adapter = self.glu_halves and MAIN in parts
         if section.has_magnitudes:
             magnitude = torch.nn.Parameter(row_norms(self, self.weight.detach()))
-            set_parallel_attributes(magnitude, self, sharded=None if self.partition.row else 0)
+            set_parallel_attributes(magnitude, self, sharded=0 if self.partition.sharded_output else None)
             self.adapter.register_parameter("magnitude", magnitude)
 
-    def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return output and bias like the layer itself, with the adapters' update added to the output."""
+    def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> Any:
+        """Return output, and bias, like the layer itself, with the adapters' update added to the output."""
         answer = super().forward(input_, *args, **options)  # type: ignore[misc]
-        output, bias, multiplied = self.partition.run(answer, input_)
+        output, bias = self.add_update(*self.partition.run(answer, input_))
+        return output if isinstance(answer, Tensor) else (output, bias)
+
+    def add_update(
+        self: Any, output: Tensor, bias: Tensor | None, multiplied: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the layer's output with the adapters' update for the input `multiplied`, and its bias."""
         if not (self.adapter_enabled and hasattr(self, "adapter")):
             return output, bias
         outputs = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
@@ -72,6 +81,14 @@ class AdaptedLinear:
         )
         return (scaled if own_bias is None else scaled + own_bias), bias
 
+
+def _no_effect(_module: Any, _args: Any) -> None:
+    pass
+
+
+class AdaptedMegatronLinear(AdaptedLinear):
+    """Mixin for Megatron's layers, whose adapters are sharded like them; others are stored as replicated."""
+
     def sharded_state_dict(
         self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> dict[str, Any]:
@@ -80,13 +97,13 @@ class AdaptedLinear:
         state: dict[str, Any] = {key: value for key, value in base_state.items() if ".adapter." not in key}
         if not hasattr(self, "adapter"):
             return state
-        row = self.partition.row
+        row, sharded_output = self.partition.row, self.partition.sharded_output
         values, axes = {}, {}
         for key, value in self.adapter.state_dict(keep_vars=True).items():
             values[key] = value
             if key.endswith("lora_a") and row:
                 axes[key] = 1
-            elif not key.endswith("lora_a") and not row:
+            elif not key.endswith("lora_a") and sharded_output:
                 axes[key] = 0
         below = f"{prefix}adapter."
         if self.by_layer and sharded_offsets:
@@ -109,7 +126,8 @@ class AdaptedLinear:
 def adapted_class(cls: Hashable) -> type:
     """Return the subclass of a layer's class with adapters."""
     base = cast(type, cls)
-    return type(f"Adapted{base.__name__}", (AdaptedLinear, base), {})
+    mixin = AdaptedMegatronLinear if hasattr(base, "sharded_state_dict") else AdaptedLinear
+    return type(f"Adapted{base.__name__}", (mixin, base), {})
 
 
 def fused_part_sizes(linear: Any) -> dict[str, int] | None:
@@ -177,6 +195,12 @@ def joined_pair(layer: Any) -> tuple[Tensor, Tensor]:
     ]
     joined: Tensor = torch.block_diag(*[b for _, b in pairs])  # type: ignore[no-untyped-call]
     return torch.cat([a for a, _ in pairs]), joined
+
+
+def scale_of(layer: Any) -> float:
+    """Return the factor of the product B A of a layer's adapters."""
+    scale: float = next(iter(layer.adapter.values())).scale
+    return scale
 
 
 def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor
 
+from mb_models.errors import PeftError
+
 if TYPE_CHECKING:
     from mb_models.peft.config import LoRA
 
@@ -32,20 +34,22 @@ class Adapter(torch.nn.Module):
     def __init__(self, linear: Any, *, section: LoRA, outputs: int, name: str) -> None:
         super().__init__()
         weight, partition = linear.weight, linear.partition
-        self.row = partition.row
-        self.scale = section.alpha / section.dim
+        self.row, self.sharded_output = partition.row, partition.sharded_output
+        rank = rank_of(name, linear, section)
+        self.scale = section.alpha / rank
         self.dropout = section.dropout
         self.group = partition.group
-        self.exchanges = not partition.of_experts  # the dispatcher of experts communicates instead
-        self.scattered = partition.scattered and self.exchanges
+        # the dispatcher of experts communicates instead
+        self.exchanges = not (partition.of_experts or partition.copied)
+        self.scattered = partition.scattered and not partition.of_experts
         self.drops_output = section.dropout_position == "post"
-        a_RI = torch.empty(section.dim, weight.shape[1], dtype=weight.dtype, device=weight.device)
-        b_OR = torch.empty(outputs, section.dim, dtype=weight.dtype, device=weight.device)
+        a_RI = torch.empty(rank, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        b_OR = torch.empty(outputs, rank, dtype=weight.dtype, device=weight.device)
         # A is sharded along the input in a row-parallel layer, B along the output in another one: there each rank
         # draws its own values; else all draw the same
         for matrix, method, dim, is_sharded in (
             (a_RI, section.lora_A_init_method, 1, self.row),
-            (b_OR, section.lora_B_init_method, 0, not self.row),
+            (b_OR, section.lora_B_init_method, 0, self.sharded_output),
         ):
             shards = self.group.size() if is_sharded and self.group is not None else 1
             shard = self.group.rank() if shards > 1 else 0
@@ -58,14 +62,14 @@ class Adapter(torch.nn.Module):
             initialize(matrix, method, shards=shards, dim=dim, generator=generator)
         self.lora_a, self.lora_b = torch.nn.Parameter(a_RI), torch.nn.Parameter(b_OR)
         set_parallel_attributes(self.lora_a, linear, sharded=1 if self.row else None)
-        set_parallel_attributes(self.lora_b, linear, sharded=None if self.row else 0)
+        set_parallel_attributes(self.lora_b, linear, sharded=0 if self.sharded_output else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the update of the layer's output; communicates R numbers per token if the layer communicates."""
         if not self.drops_output:
             x = self._dropped(x, varies=self.row)
         update = F.linear(self._exchange(F.linear(x, self.lora_a)), self.lora_b) * self.scale
-        return self._dropped(update, varies=not self.row) if self.drops_output else update
+        return self._dropped(update, varies=self.sharded_output) if self.drops_output else update
 
     def _dropped(self, values: Tensor, *, varies: bool) -> Tensor:
         """Return values after dropout; ranks that hold different parts of them (`varies`) draw differently."""
@@ -95,6 +99,24 @@ class Adapter(torch.nn.Module):
             )
         exchanged: Tensor = exchange(hidden, group=self.group)
         return exchanged
+
+
+def rank_of(name: str, linear: Any, section: LoRA) -> int:
+    """Return the rank of the adapters of a layer, `name` in the complete model.
+
+    Raises:
+        PeftError: the rank of the section cannot be divided by the number of experts of a token.
+    """
+    if not section.normalize_moe_lora or "experts" not in name.split("."):
+        return section.dim
+    experts_per_token: int = linear.config.moe_router_topk
+    if section.dim % experts_per_token:
+        raise PeftError(
+            f"peft.dim: {section.dim} is not a multiple of model.moe_router_topk={experts_per_token}, by which "
+            "peft.normalize_moe_lora divides the rank of experts. Change peft.dim, or leave out "
+            "peft.normalize_moe_lora."
+        )
+    return section.dim // experts_per_token
 
 
 def initialize(

@@ -42,15 +42,47 @@ class PEFT(FixedValues, StrictFields):
     `install` is called on every rank, after the model is built and before it is wrapped for data parallelism.
     """
 
+    _trained = frozenset[str]()
+    """Names of the parameters that a `transform` leaves trained; set in the object by `install`, and no field."""
+
     def install(self, chunks: Sequence[Any]) -> None:
         """Freeze the weights that are not trained, and add adapters with names that `is_adapter` recognises.
 
-        Checkpoints hold nothing else: `freeze_moe_router` also keeps the bias that balances experts.
+        Checkpoints hold nothing else: `freeze_moe_router` also keeps the bias that balances experts. The default calls
+        `freeze_model` and then `transform(module, name, prefix)` of the subclass with each module of the model, its
+        name in its parent (None: the model), and the parent's path; it returns the module, or its replacement.
+        Parameters that require a gradient afterwards are the adapters.
+
+        Raises:
+            PeftError: The class has no `transform`, or a method that would never be called; or as
+                `mb_models.peft.transform.install`.
         """
-        raise NotImplementedError(
-            f"peft: {type(self).__name__} has no install, because PEFT is a base class. Define install(self, chunks), "
-            "which replaces layers itself: transform is not called."
-        )
+        self._reject_replaced("adapter_key_filter", "set_params_to_save")
+        if not hasattr(self, "transform"):
+            raise PeftError(
+                f"peft: {type(self).__name__} has no transform, because PEFT is a base class. Define "
+                "transform(self, module, name, prefix), which returns a module's replacement, or install(self, chunks)."
+            )
+        self._trained = import_module("mb_models.peft.transform").install(
+            chunks, self
+        )  # sections do not import torch
+
+    def freeze_model(self, model: Any, training: bool = True) -> None:
+        """Freeze the parameters of a model, or of a list of chunks, before `transform` is called.
+
+        `training`: train the adapters later; False freezes them as well.
+        """
+        for chunk in model if isinstance(model, list) else [model]:
+            chunk.requires_grad_(False)
+
+    def _reject_replaced(self, *names: str) -> None:
+        """Raise if a subclass has one of the methods, which are not called here."""
+        for name in names:
+            if getattr(type(self), name, None) is not getattr(PEFT, name, None):
+                raise PeftError(
+                    f"peft: {type(self).__name__}.{name} would never be called, because {REPLACED[name]} does its "
+                    f"work. Override {REPLACED[name]}, or remove {name}."
+                )
 
     def __call__(self, model: Any, training: bool = True) -> Any:
         """Install the adapters in a model, or in a list of chunks, and return it.
@@ -61,8 +93,8 @@ class PEFT(FixedValues, StrictFields):
         self.install(chunks)
         for chunk in chunks:
             chunk.train(training)
-            if not training:
-                chunk.requires_grad_(False)
+        if not training:
+            self.freeze_model(chunks, training=False)
         return model
 
     def enable_adapter_layers(self, model: Any) -> None:
@@ -87,7 +119,7 @@ class PEFT(FixedValues, StrictFields):
 
     def is_adapter(self, name: str) -> bool:
         """Return whether a parameter, by its name in the model, is an adapter; checkpoints hold only adapters."""
-        return ".adapter." in name
+        return ".adapter." in name or name in self._trained
 
     def optimizer_overrides(self, *, lr: float | None, min_lr: float | None) -> dict[Any, Any]:
         """Return Megatron's `ParamKey` to `ParamGroupOverride` for parameters with a learning rate of their own.
@@ -123,7 +155,6 @@ class LoRA(PEFT):
         "lora_dtype": (None, "adapters have the dtype of their layer"),
         "a2a_experimental": (False, "adapters gather their input along the sequence"),
         "sequence_parallel_input_regather": (False, "the gathered input is kept for the backward pass"),
-        "normalize_moe_lora": (False, "adapters of experts have the rank of the others"),
         "share_expert_adapters": (False, "each expert has adapters of its own"),
         "experts_shared_outer_loras": (False, "each expert has adapters of its own"),
     }
@@ -152,6 +183,8 @@ class LoRA(PEFT):
     """
     exclude_modules: list[str] = field(default_factory=list)
     """Layers without adapters, in the same form, if `target_modules` is empty: all others get adapters."""
+    normalize_moe_lora: bool = False
+    """Divide the rank of routed experts by the number of experts of a token (`model.moe_router_topk`)."""
 
     def install(self, chunks: Sequence[Any]) -> None:
         """Freeze the model and add the adapters.
@@ -159,12 +192,7 @@ class LoRA(PEFT):
         Raises:
             PeftError: The class defines a method that would never be called, or as `mb_models.peft.lora.install`.
         """
-        for name, method in REPLACED.items():
-            if hasattr(self, name):
-                raise PeftError(
-                    f"peft: {type(self).__name__}.{name} would never be called, because {method} does its work for "
-                    f"all layers at once. Override {method}, or remove {name}."
-                )
+        self._reject_replaced(*REPLACED)
         import_module("mb_models.peft.lora").install(chunks, self)  # sections do not import torch
 
     def optimizer_overrides(self, *, lr: float | None, min_lr: float | None) -> dict[Any, Any]:

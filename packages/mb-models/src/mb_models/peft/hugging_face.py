@@ -17,7 +17,7 @@ from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks
 from mb_models.hf.safetensors_files import write_tensors
 from mb_models.hf.weight_tables import origin_of
-from mb_models.peft.adapted_linear import adapted_layers, joined_pair
+from mb_models.peft.adapted_linear import adapted_layers, joined_pair, scale_of
 from mb_models.peft.config import DoRA, LoRA
 from mb_models.peft.hugging_face_experts import ExpertAdapters, below_layer, is_renamed, reject_dora
 
@@ -69,7 +69,7 @@ def save_adapters(
     tensors: dict[str, torch.Tensor] = {}
     modules: dict[str, None] = {}
     parameters: dict[str, None] = {}
-    ranks: dict[str, int] = {}
+    ranks: dict[str, tuple[int, float]] = {}
     experts = ExpertAdapters(section=section, config=config)
     for name, layer in adapted_layers([chunk]):
         origin = origin_of(
@@ -93,7 +93,7 @@ def save_adapters(
             else:
                 modules[module] = None
             if tensor.endswith("lora_A.weight") and len(value) != section.dim:
-                ranks[module] = len(value)
+                ranks[module] = len(value), scale_of(layer)
     tensors |= experts.tensors()
     stored = {f"{PREFIX}{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_tensors(stored, target / "adapter_model.safetensors")
@@ -113,7 +113,7 @@ def adapter_config(
     modules: list[str],
     base: str,
     parameters: Sequence[str] = (),
-    ranks: Mapping[str, int] | None = None,
+    ranks: Mapping[str, tuple[int, float]] | None = None,
 ) -> dict[str, object]:
     """Return the content of adapter_config.json.
 
@@ -122,7 +122,8 @@ def adapter_config(
         modules: linear layers with adapters.
         base: path of the base model.
         parameters: tensors of all experts of a layer with adapters.
-        ranks: layer or tensor -> rank of its adapters, if it is not that of the section; None: it is everywhere.
+        ranks: layer or tensor -> rank of its adapters, if it is not that of the section, and factor of their product;
+            None: it is everywhere.
     """
     content = {
         "peft_type": "LORA",
@@ -140,8 +141,8 @@ def adapter_config(
     if parameters:
         content["target_parameters"] = list(parameters)
     if ranks:
-        content["rank_pattern"] = dict(ranks)
-        content["alpha_pattern"] = {name: section.alpha * rank / section.dim for name, rank in ranks.items()}
+        content["rank_pattern"] = {name: rank for name, (rank, _) in ranks.items()}
+        content["alpha_pattern"] = {name: rank * scale for name, (rank, scale) in ranks.items()}
     return content
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.family import HuggingFaceFamily, Section, TensorOrigin
-from mb_models.peft.adapted_linear import joined_pair
+from mb_models.peft.adapted_linear import joined_pair, scale_of
 from mb_models.peft.config import DoRA, LoRA
 
 _NUMBER = re.compile(r"\.local_experts\.(\d+)\.")
@@ -33,6 +33,7 @@ class ExpertAdapters:
     def __init__(self, *, section: LoRA, config: Section) -> None:
         self._section, self._config = section, config
         self._pairs: dict[tuple[str, str], dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._scale = 0.0
 
     def add(self, name: str, layer: Any, origin: TensorOrigin) -> None:
         """Add the adapters of one layer of an expert.
@@ -41,6 +42,7 @@ class ExpertAdapters:
             HuggingFaceError: they are those of DoRA.
         """
         reject_dora(self._section, name)
+        self._scale = scale_of(layer)
         a_RI, b_OR = joined_pair(layer)
         if origin.stacked and origin.form == "glu":  # rows of gate and up projection in turn
             b_OR = torch.stack(b_OR.chunk(2), dim=1).flatten(0, 1)
@@ -69,13 +71,13 @@ class ExpertAdapters:
         """Return the tensors of experts with adapters, without the numbers of layers."""
         return list(dict.fromkeys(below_layer(f"{module}.{tensor}") for module, tensor in self._pairs))
 
-    def ranks(self) -> dict[str, int]:
-        """Return tensor -> rank of its adapters, where it is not that of the section."""
+    def ranks(self) -> dict[str, tuple[int, float]]:
+        """Return tensor -> rank of its adapters, where it is not that of the section, and factor of their product."""
         ranks = {}
         for (module, tensor), pairs in self._pairs.items():
             rank = next(iter(pairs.values()))[0].shape[0]
             if rank != self._section.dim:
-                ranks[below_layer(f"{module}.{tensor}")] = rank
+                ranks[below_layer(f"{module}.{tensor}")] = rank, self._scale
         return ranks
 
     def _stacked(

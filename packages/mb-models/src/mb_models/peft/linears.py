@@ -1,8 +1,9 @@
-"""Linear layers that can have adapters: Megatron's own, and its classes derived from Transformer Engine's."""
+"""Linear layers that can have adapters: Megatron's, its classes derived from Transformer Engine's, and torch's."""
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mb_models.errors import PeftError
@@ -19,6 +20,10 @@ ROW = {
 By name, because classes of Transformer Engine cannot be imported if it is not installed.
 """
 
+COPIED = "TELinear"
+"""Class of which every tensor-parallel rank has the complete layer, such as the down projections of latent
+attention."""
+
 FUSED_NORM = "TELayerNormColumnParallelLinear"
 """Class with a fused normalisation of its input."""
 
@@ -29,8 +34,10 @@ class LinearPartition:
 
     row: bool
     """Inputs are split over ranks, not outputs."""
+    copied: bool
+    """Nothing is split: every rank has the complete layer, and does not communicate."""
     group: Any
-    """Tensor-parallel group; for an expert that of the experts."""
+    """Tensor-parallel group; for an expert that of the experts; None: the layer is torch's."""
     of_experts: bool
     """The layer belongs to an expert, whose dispatcher communicates instead of the layer."""
     scattered: bool
@@ -40,8 +47,15 @@ class LinearPartition:
     normalises: bool
     """The layer normalises its input first."""
 
+    @property
+    def sharded_output(self) -> bool:
+        """Whether outputs are split over ranks."""
+        return not (self.row or self.copied)
+
     def run(self, answer: Any, input_: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return output, bias and the input of the matrix product, from a layer's return value and its input."""
+        if isinstance(answer, Tensor):  # torch's
+            return answer, None, input_
         if not self.normalises:
             output, bias = answer
             return output, bias, input_
@@ -51,31 +65,49 @@ class LinearPartition:
         return output, bias, normalised
 
 
-def is_parallel(module: Any) -> bool:
-    """Return whether a module is one of Megatron's parallel linear layers and has a weight."""
-    is_supported = any(cls.__name__ in ROW for cls in type(module).__mro__)
-    return is_supported and getattr(module, "weight", None) is not None  # a tied output layer has none
+def is_plain(module: Any) -> bool:
+    """Return whether a module is `torch.nn.Linear`; subclasses may not compute with their weight alone."""
+    return type(module) is torch.nn.Linear
+
+
+def is_supported(module: Any) -> bool:
+    """Return whether a module can have adapters, and has a weight."""
+    is_megatron = any(cls.__name__ in (*ROW, COPIED) for cls in type(module).__mro__)
+    # a tied output layer has none
+    return (is_megatron or is_plain(module)) and getattr(module, "weight", None) is not None
 
 
 def partition_of(name: str, module: Any) -> LinearPartition:
     """Return the partition of a layer, of which `name` is the path in the chunk.
 
     Raises:
-        PeftError: it is none of the classes of `ROW`.
+        PeftError: adapters do not support it.
     """
-    kinds = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in ROW]
+    if is_plain(module):
+        return LinearPartition(
+            row=False,
+            copied=True,
+            group=None,
+            of_experts=False,
+            scattered=False,
+            own_bias=module.bias is not None,
+            normalises=False,
+        )
+    kinds = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in (*ROW, COPIED)]
     if not kinds:
         raise PeftError(
-            f"peft.target_modules: {name} is a {type(module).__name__}, but adapters support Megatron's parallel "
-            f"layers only ({', '.join(ROW)}). Remove {name.rsplit('.', 1)[-1]} from peft.target_modules, or set "
-            "model.moe_grouped_gemm=false for adapters on experts."
+            f"peft.target_modules: {name} is a {type(module).__name__}, but adapters support Megatron's linear layers "
+            f"({', '.join((*ROW, COPIED))}) and torch.nn.Linear only. Remove {name.rsplit('.', 1)[-1]} from "
+            "peft.target_modules, or set model.moe_grouped_gemm=false for adapters on experts, one for each."
         )
-    engine = kinds[0].startswith("TE")
+    engine, copied = kinds[0].startswith("TE"), kinds[0] == COPIED
     return LinearPartition(
-        row=ROW[kinds[0]],
+        row=ROW.get(kinds[0], False),
+        copied=copied,
         group=module._tp_group if engine else module.tp_group,
         of_experts="experts" in name.split(".") if engine else module.explicit_expert_comm,
-        scattered=bool(module.sequence_parallel),
+        # Transformer Engine switches it off in a layer that every rank has
+        scattered=bool(module.config.sequence_parallel if copied else module.sequence_parallel),
         own_bias=_adds_bias(module, engine=engine),
         normalises=kinds[0] == FUSED_NORM,
     )

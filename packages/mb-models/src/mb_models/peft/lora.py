@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mb_models.errors import PeftError
 from mb_models.peft.adapted_linear import adapted_class, adapted_layers, row_norms, weight_delta
-from mb_models.peft.linears import partition_of
+from mb_models.peft.linears import is_plain, partition_of
 from mb_models.peft.selection import kind_of, select_layers, validate_on_all_ranks
 from mb_models.training.freezing import freeze_moe_router
 
@@ -26,41 +26,59 @@ def install(chunks: Sequence[Any], section: LoRA) -> None:
     raise the same error.
 
     Raises:
-        PeftError: the rank is not positive; a pattern matches no layer of any rank; or a layer is none of Megatron's
-            parallel layers.
+        PeftError: the rank is not positive, or cannot be divided as `normalize_moe_lora` demands; a pattern matches no
+            layer of any rank; a layer is none of Megatron's linear layers or `torch.nn.Linear`; or the model has
+            adapters of another section.
         mb_models.training.freezing.FreezingError: experts are balanced by quantiles.
     """
     if section.dim < 1:
         raise PeftError(
             f"peft.dim: must be 1 or more, is {section.dim}, because it is a rank. Set it higher."
         )
-    canonical = section.splits_fused_layers
-    targets, exclude = list(section.target_modules), list(section.exclude_modules)
-    selections = [
-        select_layers(chunk, targets=targets, exclude=exclude, canonical=canonical) for chunk in chunks
-    ]
+    if is_installed(chunks, section):
+        return
+    selections = [select_layers(chunk, section) for chunk in chunks]
     # kinds of layers, and parts of them, of which only some layers have adapters: these are stored layer by layer
     partly_adapted = validate_on_all_ranks(selections, section)
     freeze_moe_router(chunks)
     for chunk, selection in zip(chunks, selections, strict=True):
         chunk.requires_grad_(False)
+        chunk.adapter_section = repr(section)
         for path, parts in selection.chosen.items():
             module, name = chunk.get_submodule(path), selection.names[path]
             module.partition = partition_of(path, module)
             if module.partition.normalises:
                 module.return_layernorm_output = True  # the adapters' input
             leaf = path.rsplit(".", 1)[-1]
-            cls = type(module)
+            cls, plain = type(module), is_plain(module)
             # the same object with another class: its name, its parameters and Megatron's references to it remain
             module.__class__ = adapted_class(cls)  # type: ignore[arg-type]  # classes are hashable
-            module.glu_halves = leaf == "linear_fc1" and module.config.gated_linear_unit
-            module.fuses_qkv = leaf == "linear_qkv"
+            module.glu_halves = leaf == "linear_fc1" and not plain and module.config.gated_linear_unit
+            module.fuses_qkv = leaf == "linear_qkv" and not plain
             module.by_layer = any((kind_of(name), part) in partly_adapted for part in parts)
             module.add_adapters(section, parts, name=name)
         for module in chunk.modules():
             recomputes = getattr(getattr(module, "config", None), "recompute_granularity", None) is not None
             if recomputes and hasattr(module, "layers"):
                 module.register_forward_pre_hook(_require_gradient, with_kwargs=True)
+
+
+def is_installed(chunks: Sequence[Any], section: LoRA) -> bool:
+    """Return whether the chunks have the adapters of the section, which are then trained again.
+
+    Raises:
+        PeftError: they have adapters of another section.
+    """
+    for chunk in chunks:
+        installed = getattr(chunk, "adapter_section", repr(section))
+        if installed != repr(section):
+            raise PeftError(
+                f"peft: the model already has the adapters of {installed}, because it was called with them, and a "
+                "layer has one method. Merge them first (mb_models.peft.lora.merge), or build the model again."
+            )
+    for _, layer in adapted_layers(chunks):
+        layer.adapter.requires_grad_(True)
+    return any(hasattr(chunk, "adapter_section") for chunk in chunks)
 
 
 def _require_gradient(_module: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -89,10 +107,25 @@ def merge(chunks: Sequence[Any], *, is_needed: Callable[[str], bool] | None = No
     """
     for name, layer in list(adapted_layers(chunks)):
         if is_needed is not None and not is_needed(f"{name}.weight"):
-            del layer.adapter
+            remove_adapters(layer)
             continue
         merged = layer.weight + weight_delta(layer)
         if hasattr(layer.adapter, "magnitude"):
             merged = merged * (layer.adapter.magnitude / row_norms(layer, merged))[:, None]
-        layer.weight.copy_(merged)
-        del layer.adapter
+        if layer.partition.group is None:
+            layer.weight = torch.nn.Parameter(
+                merged, requires_grad=False
+            )  # torch's may be an embedding's, too
+        else:
+            layer.weight.copy_(merged)
+        remove_adapters(layer)
+    for chunk in chunks:
+        vars(chunk).pop("adapter_section", None)
+
+
+def remove_adapters(layer: Any) -> None:
+    """Make a layer what it was before it had adapters."""
+    if layer.partition.normalises:
+        layer.return_layernorm_output = False
+    del layer.adapter
+    layer.__class__ = type(layer).__bases__[1]  # after the mixin

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mb_models.errors import PeftError
-from mb_models.peft.linears import is_parallel, partition_of
+from mb_models.peft.adapter import rank_of
+from mb_models.peft.linears import is_plain, is_supported, partition_of
 from mb_models.peft.targets import CANONICAL_NAMES, MAIN, CandidateLayer, numbered, require_matches, select
 
 if TYPE_CHECKING:
@@ -38,26 +39,29 @@ class AdapterSelection:
     """Reason why a selected layer cannot have adapters; None: there is none."""
 
 
-def select_layers(
-    chunk: Any, *, targets: Sequence[str], exclude: Sequence[str], canonical: bool
-) -> AdapterSelection:
-    """Return the layers of a chunk that the patterns select. Not collective."""
+def select_layers(chunk: Any, section: LoRA) -> AdapterSelection:
+    """Return the layers of a chunk that the patterns of the section select. Not collective."""
+    targets, exclude = list(section.target_modules), list(section.exclude_modules)
+    canonical = section.splits_fused_layers
     modules = dict(chunk.named_modules())
     numbers = _numbers(modules)
     candidates: list[CandidateLayer] = []
     unsupported: list[CandidateLayer] = []
+    tied = _tied_output_layers(modules)
     for path, module in modules.items():
-        if not path:
+        if not path or path in tied:
             continue
         parts = _parts(path.rsplit(".", 1)[-1], module, canonical=canonical)
         candidate = CandidateLayer(path=path, name=numbered(path, numbers), parts=parts)
-        (candidates if is_parallel(module) else unsupported).append(candidate)
+        (candidates if is_supported(module) else unsupported).append(candidate)
     chosen, used = select(candidates, targets=targets, exclude=exclude)
     wrong, named = select(unsupported, targets=targets, exclude=exclude) if targets else ({}, set())
     problem = None
     for path in (*chosen, *wrong):
         try:
             partition_of(path, modules[path])
+            rank_of(path, modules[path], section)
+            require_complete_groups(path, modules[path], canonical=canonical)
         except PeftError as error:
             problem = str(error)
             break
@@ -78,6 +82,32 @@ def select_layers(
         ),
         problem=problem,
     )
+
+
+def require_complete_groups(path: str, module: Any, *, canonical: bool) -> None:
+    """Reject canonical LoRA of a fused layer whose rows on a rank are no complete query groups.
+
+    Raises:
+        PeftError: there are more tensor-parallel ranks than query groups.
+    """
+    if not canonical or is_plain(module) or path.rsplit(".", 1)[-1] != "linear_qkv":
+        return
+    groups, ranks = module.config.num_query_groups, partition_of(path, module).group.size()
+    if groups < ranks:
+        raise PeftError(
+            f"peft: canonical LoRA of {path} has no separate keys and values on a rank (model.num_query_groups="
+            f"{groups}, model.tensor_model_parallel_size={ranks}), because ranks share query groups. Use LoRA, or "
+            f"at most {groups} tensor-parallel ranks."
+        )
+
+
+def _tied_output_layers(modules: Mapping[str, Any]) -> set[str]:
+    """Return the output layers that compute with the weight of the embedding, on the last stage with a copy of it."""
+    return {
+        f"{path}.output_layer".removeprefix(".")
+        for path, module in modules.items()
+        if getattr(module, "share_embeddings_and_output_weights", False)
+    }
 
 
 def kind_of(name: str) -> str:
@@ -105,9 +135,11 @@ def _numbers(modules: Mapping[str, Any]) -> dict[str, int]:
 
 def _parts(leaf: str, module: Any, *, canonical: bool) -> Mapping[str, str]:
     """Return part -> name of the part, for the last part of a layer's name."""
-    if canonical and leaf == "linear_fc1" and is_parallel(module) and not module.config.gated_linear_unit:
+    if not canonical or is_plain(module):
+        return {MAIN: leaf}
+    if leaf == "linear_fc1" and is_supported(module) and not module.config.gated_linear_unit:
         return {MAIN: CANONICAL_NAMES[leaf]["up"]}
-    return CANONICAL_NAMES.get(leaf, {MAIN: leaf}) if canonical else {MAIN: leaf}
+    return CANONICAL_NAMES.get(leaf, {MAIN: leaf})
 
 
 def validate_on_all_ranks(

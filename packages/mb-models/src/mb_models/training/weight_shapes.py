@@ -67,7 +67,9 @@ SHAPE_FIELDS = frozenset(
 )
 """Fields of the section `model`, and of its nested configs such as `model.transformer`."""
 
-ADAPTER_SHAPE_FIELDS = frozenset({"dim", "target_modules", "exclude_modules", "_target_"})
+ADAPTER_SHAPE_FIELDS = frozenset(
+    {"dim", "target_modules", "exclude_modules", "normalize_moe_lora", "_target_"}
+)
 """Fields of the section `peft`."""
 
 

@@ -73,16 +73,18 @@ def _linear(
 def _adapters(shape: ModelShape, adapters: Adapters, name: str, product: Product) -> ParameterCount:
     """Count the adapters of one linear layer.
 
-    A is sharded like the inputs of the layer over the tensor-parallel ranks, B and magnitudes like its outputs.
+    A is sharded like the inputs of the layer over the tensor-parallel ranks, B and magnitudes like its outputs, unless
+    every rank has the complete layer.
     """
     widths = adapters.widths(name, product)
     if not widths:
         return ParameterCount()
-    inputs = len(widths) * adapters.rank * round(product.inputs)  # of all A
-    outputs = adapters.rank * round(sum(widths))  # of all B
+    rank = adapters.rank_of(product, shape)
+    inputs = len(widths) * rank * round(product.inputs)  # of all A
+    outputs = rank * round(sum(widths))  # of all B
     if adapters.magnitude:
         outputs += round(product.outputs)
-    ranks = shape.etp if product.grouped else shape.tp
+    ranks = 1 if product.copied else shape.etp if product.grouped else shape.tp
     per_rank = inputs // ranks + outputs if product.row else inputs + outputs // ranks
     if not product.grouped:
         return ParameterCount(inputs + outputs, per_rank)

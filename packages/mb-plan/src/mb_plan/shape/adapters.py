@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from mb_plan.errors import PlanError
 from mb_plan.shape.fields import read_field
-from mb_plan.shape.products import Product
+from mb_plan.shape.model_shape import ModelShape
+from mb_plan.shape.products import Product, experts_of
 
 OUTPUT = "output_layer"
 AHEAD = "eh_proj"
@@ -20,7 +21,7 @@ class Adapters:
     """Low-rank adapters A and B of linear layers, which compute W x + B A x. Only A and B are trained."""
 
     rank: int
-    """Rows of A and columns of B, the same for each adapter."""
+    """Rows of A and columns of B, the same for each adapter that is not of an expert."""
     targets: tuple[str, ...]
     """Patterns of the layers that have adapters: last parts of names, or names with `*` for any text."""
     exclude: tuple[str, ...]
@@ -29,8 +30,24 @@ class Adapters:
     """Layers that are fused in one have separate adapters: queries, keys and values, or gate and input of an MLP."""
     magnitude: bool = False
     """Each output has a trained scale (DoRA)."""
-    dropout: bool = False
-    """Inputs or outputs of adapters have dropout. No result of this package depends on it."""
+    divided: bool = False
+    """The rank of experts is divided by the number of experts of a token."""
+
+    def rank_of(self, product: Product, shape: ModelShape) -> int:
+        """Return the rank of the adapters of a product of a model.
+
+        Raises:
+            PlanError: The number of experts of a token does not divide it.
+        """
+        if not (self.divided and product.grouped):
+            return self.rank
+        top_k = experts_of(shape).top_k
+        if self.rank % top_k:
+            raise PlanError(
+                f"peft.dim: {self.rank} is not a multiple of model.moe_router_topk={top_k}, by which "
+                "peft.normalize_moe_lora divides it. Change one of them."
+            )
+        return self.rank // top_k
 
     def widths(self, name: str, product: Product) -> tuple[float, ...]:
         """Return the number of outputs of each adapter of a layer; empty without adapters.
@@ -86,7 +103,7 @@ def read_adapters(section: object) -> Adapters | None:
         exclude=tuple(exclude),
         canonical="CanonicalLoRA" in kinds,
         magnitude="DoRA" in kinds,
-        dropout=bool(read_field(section, "dropout", 0.0)),
+        divided=bool(read_field(section, "normalize_moe_lora", False)),
     )
 
 

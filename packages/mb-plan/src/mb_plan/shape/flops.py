@@ -98,9 +98,10 @@ class _Walk:
         often = 2.0 * (experts_of(self.shape).top_k if product.grouped else 1)
         trained = self.adapters is None
         self.add(product.part, often * product.inputs * product.outputs, backward=flows + trained)
-        widths = () if self.adapters is None else self.adapters.widths(name, product)
+        if self.adapters is None:
+            return flows
+        widths, rank = self.adapters.widths(name, product), self.adapters.rank_of(product, self.shape)
         for width in widths:
-            rank = 0 if self.adapters is None else self.adapters.rank
             self.add(product.part, often * rank * product.inputs, backward=flows + 1)
             self.add(product.part, often * rank * width, backward=2)
         return flows or bool(widths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mb_plan.errors import PlanError
 from mb_plan.shape.hybrid_pattern import ATTENTION, DELTA, EXPERTS, LATENT, MAMBA, MLP
@@ -62,7 +63,14 @@ def projection_products(shape: ModelShape) -> tuple[Product, ...]:
     if vision is None:
         return ()
     return (
-        Product("encoder", vision.hidden, vision.projection, module="projection.linear_fc1", bias=True),
+        Product(
+            "encoder",
+            vision.hidden,
+            vision.projection,
+            module="projection.linear_fc1",
+            fused={"linear_fc1_up": vision.projection},
+            bias=True,
+        ),
         Product(
             "encoder", vision.projection, shape.hidden, module="projection.linear_fc2", row=True, bias=True
         ),
@@ -208,8 +216,9 @@ def _experts(shape: ModelShape, tp: int) -> tuple[Product, ...]:
     if experts.latent:
         # every rank has both projections, and applies them to its part of the tokens
         width = experts.latent / tp
-        into = Product("experts", hidden, width, branch="routed", bias=bias, copied=True)
-        back = Product("experts", width, hidden, branch="routed", bias=bias, copied=True)
+        rest: dict[str, Any] = {"branch": "routed", "bias": bias, "copied": True}
+        into = Product("experts", hidden, width, module="mlp.fc1_latent_proj", **rest)
+        back = Product("experts", width, hidden, module="mlp.fc2_latent_proj", **rest)
         products = [products[0], into, *products[1:], back]
     if experts.shared_width:
         width, name = experts.shared_width / tp, "mlp.shared_experts"

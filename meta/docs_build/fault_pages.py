@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mb_guard import FAULTS
 from mb_guard.fast_paths import FAST_PATHS
 from mb_guard.fault import Fault
-from mb_guard.version_pairs import VERSION_PAIRS
+from mb_guard.versions import VERSION_PAIRS
 
 CODE = "https://github.com/"
 

@@ -26,8 +26,7 @@ from mb_schema.value_types import hints, options
 from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import RECIPES
 from mb_trainer.requests import ALL_SECTION_FACTORIES, embedding_rows
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS
+from mb_trainer.run.preflight import CHECKS, target_facts
 from mb_trainer.run.rules import RULES
 
 CASES = int(os.environ.get("MB_FUZZ_CASES", "150"))

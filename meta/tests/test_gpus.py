@@ -10,7 +10,7 @@ from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
 from mb_launch.hardware.gpus import DRIVER
 from mb_trainer.commands.checks import check
-from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import target_facts
 
 LINES = [f"NVIDIA H200, GPU-{index}abc, 00000000:{index}7:00.0, 143771, 580.159.03" for index in range(4)]
 """Output of nvidia-smi for four GPUs."""

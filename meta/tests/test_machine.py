@@ -7,8 +7,7 @@ from mb_config.preflight.facts import TargetMachine
 from mb_launch import GpuSources
 from mb_launch.hardware.gpus import THIS_MACHINE
 from mb_trainer.recipes import gpt_tiny
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS
+from mb_trainer.run.preflight import CHECKS, target_facts
 
 
 def gather_facts(world_size, *, env_vars=None, environment=None, sources=THIS_MACHINE, **target):

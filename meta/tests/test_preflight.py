@@ -12,8 +12,7 @@ from mb_config.preflight.run import preflight
 from mb_trainer.cli.app import app
 from mb_trainer.registry import REGISTRY
 from mb_trainer.requests import read_request
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS, resolve_and_check
+from mb_trainer.run.preflight import CHECKS, resolve_and_check, target_facts
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ from mb_trainer.recipes import RECIPES
 from mb_trainer.recipes.gpt import RECIPES as GPTS
 from mb_trainer.recipes.lora import folder_of
 from mb_trainer.requests import examine_request
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS
+from mb_trainer.run.preflight import CHECKS, target_facts
 
 PUBLISHED = {
     "llama31_8b": 8_030_261_248,

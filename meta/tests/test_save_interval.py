@@ -9,8 +9,7 @@ from mb_config.preflight.run import preflight
 from mb_plan import make_plan, predict
 from mb_plan.time.saves import plan_saves
 from mb_trainer.recipes import RECIPES, gpt_tiny
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS
+from mb_trainer.run.preflight import CHECKS, target_facts
 
 
 def llama():

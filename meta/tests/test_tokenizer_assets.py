@@ -12,9 +12,8 @@ from mb_metrics.run.folder import RunFolder
 from mb_trainer.config import TokenizerConfig
 from mb_trainer.requests import read_request
 from mb_trainer.run.completion import complete
-from mb_trainer.run.data_checks import read_tokenizer_facts
+from mb_trainer.run.data_checks import kept_by_run, read_tokenizer_facts, where_tokenizer
 from mb_trainer.run.run_folder import saved_settings
-from mb_trainer.run.tokenizer_assets import kept_by_run, where_tokenizer
 
 HUGGING_FACE = "HuggingFaceTokenizer"
 

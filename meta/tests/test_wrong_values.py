@@ -28,8 +28,7 @@ from mb_trainer.config import (
 )
 from mb_trainer.recipes import RECIPES
 from mb_trainer.requests import read_request
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import CHECKS
+from mb_trainer.run.preflight import CHECKS, target_facts
 
 ALONE = [
     (CheckpointConfig(save_interval="eight"), "checkpoint.save_interval", "int or auto or null"),

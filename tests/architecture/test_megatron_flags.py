@@ -31,10 +31,13 @@ import mb_config.megatron_lm  # noqa: E402
 from mb_config import from_megatron_args, scheduler_steps  # noqa: E402
 from mb_config.container.yaml_file import dump_yaml  # noqa: E402
 from mb_config.mcore import build_scheduler, to_megatron  # noqa: E402
-from mb_config.megatron_lm.argument_values import Arguments  # noqa: E402
 from mb_config.megatron_lm.conversion import convert  # noqa: E402
 from mb_config.megatron_lm.differences import differences as script_differences  # noqa: E402
-from mb_config.megatron_lm.flag_table import parse_flags, read_flags  # noqa: E402
+from mb_config.megatron_lm.flag_table import (  # noqa: E402
+    Arguments,
+    parse_flags,
+    read_flags,
+)
 from mb_config.megatron_lm.no_counterpart import GROUPS, NO_EFFECT  # noqa: E402
 from mb_config.megatron_lm.script import read_words  # noqa: E402
 from mb_config.megatron_lm.section_conversions import CONVERSIONS, is_converted  # noqa: E402
@@ -43,8 +46,7 @@ from mb_config.preflight.run import preflight  # noqa: E402
 from mb_models.gpt.transformer import transformer_config  # noqa: E402
 from mb_trainer.config import ConfigContainer, GPTDatasetConfig, GPTModelConfig  # noqa: E402
 from mb_trainer.requests import embedding_rows  # noqa: E402
-from mb_trainer.run.machine import target_facts  # noqa: E402
-from mb_trainer.run.preflight import all_checks  # noqa: E402
+from mb_trainer.run.preflight import all_checks, target_facts  # noqa: E402
 
 DEFAULTS = Path(mb_config.megatron_lm.__file__).parent / "section_defaults.json"
 SIZES = {"seq_length": 8, "data_path": ["a"], "num_layers": 8}

@@ -27,8 +27,7 @@ from mb_plan import PlanError, best_layouts, describe_run, make_plan, predict, r
 from mb_plan.shape.sources import embedding_rows, read_file
 from mb_trainer.config import ConfigContainer
 from mb_trainer.requests import embedding_rows as embedding_rows_of_run
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import all_checks
+from mb_trainer.run.preflight import all_checks, target_facts
 
 TABLE = Path(mb_plan.megatron_lm.__file__).parent / "flags.json"
 PARSED = {

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from mb_config import ConfigReadError
-from mb_config.cli.errors import message_of
+from mb_config.cli.listing import message_of
 from mb_loop import LossShapeError, UnknownEventError
 from mb_loop.errors import ParallelSetupError
 from mb_loop.step.schedule import ScheduleError

@@ -11,7 +11,7 @@ from mb_launch import GpuSources
 from mb_metrics import peak_tflops
 from mb_overlap.env_vars import generation
 from mb_schema.gpu_capabilities import capability
-from mb_trainer.run.machine import first_gpu
+from mb_trainer.run.preflight import first_gpu
 
 PRINTED = {
     "NVIDIA H100 80GB HBM3": "h100",

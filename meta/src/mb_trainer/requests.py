@@ -23,8 +23,7 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.completion import complete
 from mb_trainer.run.data_checks import DATASET, read_tokenizer_facts
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import all_checks
+from mb_trainer.run.preflight import all_checks, target_facts
 
 ALL_SECTION_FACTORIES = {**SECTION_FACTORIES, "peft": section_by_name}
 """Section path to the function that makes the section from a name, as in `peft=lora`."""

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import from_megatron_args
-from mb_config.megatron_lm.argument_values import parse_value
 from mb_config.megatron_lm.arguments import megatron_arguments
 from mb_config.megatron_lm.conversion import convert, convert_script
 from mb_config.megatron_lm.differences import differences
-from mb_config.megatron_lm.environment import carried_variables
-from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, read_flags
-from mb_config.megatron_lm.script import read_test_case, read_words
+from mb_config.megatron_lm.flag_table import MegatronFlagError, parse_flags, parse_value, read_flags
+from mb_config.megatron_lm.script import carried_variables, read_test_case, read_words
 
 SIZES = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --mock-data"
 SCRIPTS = Path(__file__).parent / "megatron_scripts"

@@ -69,4 +69,4 @@ def test_v120_to_v180_all_problems_of_a_sharded_run_are_reported_together(make):
     config.dist.use_torch_fsdp2 = config.dist.use_tp_pp_dp_mapping = True
     config.ddp.fsdp_manual_registration = True
     found = config.check(world_size=1, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-    assert [problem.id for problem in found] == ["V120", "V176", "V177", "V179"]
+    assert [problem.id for problem in found] == ["V176", "V179", "V120", "V177"]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mb_guard.fault import Settings
 from mb_guard.faults.activations import FAULTS
-from mb_guard.settings import Settings
 
 CLAMP = {"activation_func_clamp_value": 7.0}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mb_guard.fault import Settings
 from mb_guard.faults.attention import FAULTS
-from mb_guard.settings import Settings
 
 
 def test_a_window_keeps_the_mask(run_case):

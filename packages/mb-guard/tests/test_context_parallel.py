@@ -2,8 +2,8 @@
 
 import pytest
 
+from mb_guard.fault import Settings
 from mb_guard.faults.context_parallel import FAULTS
-from mb_guard.settings import Settings
 
 
 @pytest.mark.parametrize("tokens", [16, 4, 1])

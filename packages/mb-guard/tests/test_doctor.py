@@ -20,8 +20,8 @@ from mb_guard.machine import (
     read_gpus,
     read_machine,
 )
-from mb_guard.nodes import differences
-from mb_guard.version_pairs import known_pairs
+from mb_guard.ranks import differences
+from mb_guard.versions import known_pairs
 
 MACHINE = Machine(
     host="a",

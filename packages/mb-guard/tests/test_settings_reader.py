@@ -3,7 +3,7 @@
 import pytest
 
 from mb_guard.errors import UnreadableSettingsError
-from mb_guard.settings import Settings
+from mb_guard.fault import Settings
 from mb_guard.settings_reader import read_settings
 
 SCRIPT = """#!/bin/bash

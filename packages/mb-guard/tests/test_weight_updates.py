@@ -3,7 +3,7 @@
 import pytest
 
 from mb_guard.catalogue import find_fault
-from mb_guard.settings import Settings
+from mb_guard.fault import Settings
 
 
 def test_muon_orthogonalizes_parts(run_case):

@@ -6,8 +6,13 @@ import resource
 import pytest
 import torch
 
-from mb_host.cpu.large_blocks import keep_large_blocks
-from mb_host.cpu.matrix_products import MIN_OPERATIONS, OneDnnProducts, is_onednn_faster, matrix_product
+from mb_host.cpu.matrix_products import (
+    MIN_OPERATIONS,
+    OneDnnProducts,
+    is_onednn_faster,
+    keep_large_blocks,
+    matrix_product,
+)
 
 onednn_only = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch has no oneDNN"

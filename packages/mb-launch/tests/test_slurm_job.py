@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from mb_launch.errors import JobNotFoundError, SlurmCommandError, SlurmJobError
-from mb_launch.hardware.gpu_environment import gpu_environment
 from mb_launch.secret_names import is_secret_variable, secret_argument
 from mb_launch.slurm.job import SlurmJob, SlurmRun
 from mb_launch.slurm.queue import cancel, log_files, read_jobs, read_status, run_slurm, submit
-from mb_launch.slurm.script import sbatch_script
+from mb_launch.slurm.script import gpu_environment, sbatch_script
 
 RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_dir=Path("/home/me"))
 

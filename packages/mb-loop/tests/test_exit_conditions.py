@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mb_loop.exits.duration_limit import DurationLimit
-from mb_loop.exits.exit_conditions import ExitConditions
+from mb_loop.exits.exit_conditions import DurationLimit, ExitConditions
 from mb_loop.exits.outcome import LoopExit
 
 

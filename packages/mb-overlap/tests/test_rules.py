@@ -3,7 +3,7 @@
 import pytest
 
 from mb_overlap import RULES
-from mb_overlap.pipeline_p2p import choose_p2p_comm, p2p_comm_problem
+from mb_overlap.rules.pipeline import choose_p2p_comm, p2p_comm_problem
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -69,7 +69,7 @@ def test_the_step_is_predicted_only_for_checkpoints(monkeypatch):
     saving["train"]["train_iters"] = 1000
     memory = planned_facts(sections(), H100)
     assert planned_facts(saving, H100).keys() - memory.keys() >= {"best_save_interval", "lost_hours"}
-    monkeypatch.setattr(facts_module, "predict", None)
+    monkeypatch.setattr(facts_module, "try_predict", None)
     assert planned_facts(saving, H100, saves=False) == memory
 
 

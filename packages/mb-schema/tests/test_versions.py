@@ -2,7 +2,7 @@
 
 import pytest
 
-from mb_schema.versions import at_least
+from mb_schema.versions import at_least, release
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,11 @@ from mb_schema.versions import at_least
 )
 def test_versions_compare_by_their_numbers(version, minimum, expected):
     assert at_least(version, *minimum) is expected
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"),
+    [("2.6.0a0+34c6371d24", (2, 6, 0)), ("2.7.0.dev0", (2, 7, 0)), ("2.20", (2, 20)), ("unknown", ())],
+)
+def test_a_release_is_the_numbers_at_the_beginning(version, numbers):
+    assert release(version) == numbers

@@ -1,7 +1,9 @@
-"""What the recipes of Megatron-Bridge have in common, with its names and values. No torch."""
+"""What the recipes of Megatron-Bridge have in common, and datasets by name, with its names and values. No torch."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mb_config.trainer_api import distributed_fused_adam_with_cosine_annealing
 from mb_data.trainer_api import (
@@ -19,6 +21,7 @@ from mb_trainer.config import (
     GPTDatasetConfig,
     LoggerConfig,
     LoRA,
+    MockGPTDatasetConfig,
     PackedSequenceSpecs,
     RNGConfig,
     TokenizerConfig,
@@ -63,16 +66,10 @@ def _pretrain_common() -> ConfigContainer:
             data_parallel_sharding_strategy="optim_grads_params",
             use_distributed_optimizer=True,
         ),
-        dataset=GPTDatasetConfig(
+        dataset=documents(
+            GPTDatasetConfig,
             seq_length=4096,
             random_seed=1234,
-            reset_attention_mask=False,
-            reset_position_ids=False,
-            eod_mask_loss=False,
-            num_dataset_builder_threads=1,
-            split="9999,8,2",
-            data_sharding=True,
-            dataloader_type="single",
             skip_getting_attention_mask_from_dataset=True,
         ),
         log_interval=10,
@@ -108,6 +105,21 @@ def _finetuning(*, max_lr: float, peft: PEFT | None = None) -> ConfigContainer:
         seed=5678,
         tokenizer=TokenizerConfig(tokenizer_type="HuggingFaceTokenizer"),
         peft=peft,
+    )
+
+
+def documents(kind: type[GPTDatasetConfig], *, seq_length: int, **values: Any) -> GPTDatasetConfig:
+    """Return the section of data for pretraining, of files or mock, with further values."""
+    return kind(
+        seq_length=seq_length,
+        reset_attention_mask=False,
+        reset_position_ids=False,
+        eod_mask_loss=False,
+        num_dataset_builder_threads=1,
+        split="9999,8,2",
+        data_sharding=True,
+        dataloader_type="single",
+        **values,
     )
 
 
@@ -253,3 +265,45 @@ def set_cuda_graph_modules(config: Any, modules: Any) -> None:
 
 def warn_deprecated_model(model_name: str, *, stacklevel: int = 2) -> None:
     """Return: models that Megatron-Bridge will drop are kept here."""
+
+
+def _local_rows(*, seq_length: int) -> FinetuningDatasetConfig:
+    return FinetuningDatasetConfig(
+        seq_length=seq_length,
+        preprocessing=PromptCompletionSFTPreprocessingConfig(
+            prompt_column="input", completion_column="output", separator=" "
+        ),
+        dataloader_type="batch",
+        seed=5678,
+    )
+
+
+DATASET_PRESETS: Mapping[str, Callable[..., Any]] = {
+    "mock": partial(documents, MockGPTDatasetConfig),
+    "megatron-indexed": partial(documents, GPTDatasetConfig),
+    "squad": partial(default_squad_config, enable_offline_packing=False),
+    "tulu3": default_tulu3_config,
+    "openmathinstruct2": default_openmathinstruct2_config,
+    "gsm8k": default_gsm8k_config,
+    "local-jsonl": _local_rows,
+}
+"""Name of a dataset -> function of `seq_length` that returns its section."""
+
+
+def build_dataset_config(config: ConfigContainer, dataset_name: str) -> Any:
+    """Return the section of a dataset, with the sequence length of the model.
+
+    Raises:
+        ValueError: There is no such dataset here.
+    """
+    if dataset_name not in DATASET_PRESETS:
+        raise ValueError(
+            f"dataset_name: {dataset_name!r} is not here. Use one of {', '.join(DATASET_PRESETS)}, or a section of "
+            "mb_trainer.config."
+        )
+    return DATASET_PRESETS[dataset_name](seq_length=config.model.seq_length)
+
+
+def dataset_train_mode(dataset_config: Any) -> Literal["pretrain", "finetune"]:
+    """Return the function that trains on a section."""
+    return "pretrain" if isinstance(dataset_config, GPTDatasetConfig) else "finetune"

@@ -13,8 +13,7 @@ from mb_config.trainer_api import CommandInput
 from mb_data import IndexRequest
 from mb_trainer.commands.errors import reported
 from mb_trainer.requests import examine_sections
-from mb_trainer.run.data_checks import verify_data
-from mb_trainer.run.tokenizer_assets import kept_by_run
+from mb_trainer.run.data_checks import kept_by_run, verify_data
 
 SECTIONS = ("dataset", "tokenizer", "train", "validation")
 """Sections that sample indices depend on."""

@@ -41,7 +41,7 @@ from mb_plan.trainer_api import (
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Rule
 from mb_trainer.requests import READER, command_checks, embedding_rows, place_in_run_folder
-from mb_trainer.run.machine import target_facts
+from mb_trainer.run.preflight import target_facts
 
 DEFAULT_NODE = 8
 """GPUs of a node where the GPU is not known."""

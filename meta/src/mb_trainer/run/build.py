@@ -55,12 +55,12 @@ from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import RankLeftError
 from mb_trainer.run.complete_run import report_complete
 from mb_trainer.run.data import batch_settings, build_datasets
+from mb_trainer.run.data_checks import kept_by_run
 from mb_trainer.run.folder_locks import locked_folders
 from mb_trainer.run.model import build_model, layers_of, model_groups
 from mb_trainer.run.pretrained import save_assets
 from mb_trainer.run.settle import Job, compare_with_storage
 from mb_trainer.run.state import GlobalState
-from mb_trainer.run.tokenizer_assets import kept_by_run
 from mb_trainer.run.train import Run
 
 

@@ -46,8 +46,8 @@ from mb_metrics.trainer_api import CONFIG, RunFolder
 from mb_models.trainer_api import AdoptedArchitecture, adopt_architecture, adopt_stored_architecture
 from mb_schema.paths import is_url
 from mb_trainer.config import ConfigContainer
+from mb_trainer.run.data_checks import read_tokenizer
 from mb_trainer.run.run_folder import PATH_FIELDS, settings_sources
-from mb_trainer.run.tokenizer_assets import read_tokenizer
 
 RUN_PATHS = "run folder"
 """Rule under which paths of a run folder are set."""

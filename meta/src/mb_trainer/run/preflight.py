@@ -1,7 +1,8 @@
-"""Checks before any process group or model is built: the rules of all packages. No torch."""
+"""Checks before a process group or model is built: the rules of all packages, and facts of this machine. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import mb_checkpoint
 from mb_config import Provenance, RuleLike
@@ -9,15 +10,37 @@ from mb_config.trainer_api import (
     PreflightChecks,
     PreflightResult,
     TargetMachine,
+    machine_facts,
     preflight,
     select_local_layers,
+    short_name_of_first,
 )
-from mb_models.trainer_api import FALLBACKS
+from mb_launch import GpuSources
+from mb_launch.trainer_api import THIS_MACHINE, visible_gpu_names
+from mb_models.trainer_api import FALLBACKS, kernel_facts
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.data_checks import EPOCH, TOKENIZER
-from mb_trainer.run.machine import target_facts
 from mb_trainer.run.rules import RULES, RULES_BY_PACKAGE
+
+
+def target_facts(
+    target: TargetMachine,
+    env_vars: object = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    sources: GpuSources = THIS_MACHINE,
+) -> dict[str, object]:
+    """Return the facts for rules; `sources` describe the GPUs of this machine."""
+    gpus = partial(visible_gpu_names, sources=sources)
+    kernels = kernel_facts()
+    return machine_facts(target, gpus=gpus, kernels=kernels, env_vars=env_vars, environment=environment)
+
+
+def first_gpu(environment: Mapping[str, str], *, sources: GpuSources = THIS_MACHINE) -> str | None:
+    """Return the short name of the first GPU visible to CUDA; None without a GPU, or for an unknown model."""
+    return short_name_of_first(visible_gpu_names(environment, sources=sources))
+
 
 CHECKS = PreflightChecks(
     rules=RULES,

@@ -15,8 +15,7 @@ from mb_resilience import InProcessRestartConfig, RestartAttempt
 from mb_resilience.trainer_api import run_with_restarts
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.completion import complete
-from mb_trainer.run.machine import target_facts
-from mb_trainer.run.preflight import all_checks
+from mb_trainer.run.preflight import all_checks, target_facts
 from mb_trainer.run.settle import Job, settle_job
 
 

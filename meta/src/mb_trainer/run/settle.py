@@ -30,10 +30,9 @@ from mb_resilience.trainer_api import require_monitor
 from mb_trainer.config import ConfigContainer, HuggingFaceSource
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
 from mb_trainer.run.completion import complete
-from mb_trainer.run.data_checks import verify_data
+from mb_trainer.run.data_checks import verify_data, where_tokenizer
 from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.run_folder import SettingsSource, settings_in_storage, settings_sources
-from mb_trainer.run.tokenizer_assets import where_tokenizer
 from mb_trainer.run.user_code import NO_CODE, UserCode
 
 

@@ -48,7 +48,7 @@ from mb_resilience.trainer_api import (
 )
 from mb_trainer.run.data import batch_form
 from mb_trainer.run.folder_locks import FolderLocks
-from mb_trainer.run.machine import first_gpu
+from mb_trainer.run.preflight import first_gpu
 from mb_trainer.run.pretrained import EXPORT
 from mb_trainer.run.settle import Job
 from mb_trainer.run.state import GlobalState

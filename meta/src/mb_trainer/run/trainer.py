@@ -26,7 +26,7 @@ from mb_metrics.trainer_api import RankConsole
 from mb_resilience import start_flight_recorder
 from mb_trainer.config import ConfigContainer
 from mb_trainer.run.complete_run import outcome_if_complete
-from mb_trainer.run.machine import first_gpu
+from mb_trainer.run.preflight import first_gpu
 from mb_trainer.run.pretrained import IMPORT
 from mb_trainer.run.settle import Job, RunOptions, settle_job
 from mb_trainer.run.user_code import NO_CODE, UserCode

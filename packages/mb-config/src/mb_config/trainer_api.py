@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from mb_config.cli import app as app
     from mb_config.cli.check import print_check as print_check
     from mb_config.cli.check import print_config as print_config
-    from mb_config.cli.errors import message_of as message_of
     from mb_config.cli.examination import CommandInput as CommandInput
     from mb_config.cli.examination import Examination as Examination
     from mb_config.cli.examination import examine as examine
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from mb_config.cli.import_args import read_source as read_source
     from mb_config.cli.import_args import render as render
     from mb_config.cli.listing import counted as counted
+    from mb_config.cli.listing import message_of as message_of
     from mb_config.cli.message_text import MAX_MESSAGE_LENGTH as MAX_MESSAGE_LENGTH
     from mb_config.cli.message_text import truncate as truncate
     from mb_config.cli.options import ConfigFiles as ConfigFiles
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from mb_config.preflight.run import largest_world_size as largest_world_size
     from mb_config.preflight.run import preflight as preflight
     from mb_config.resolve.fallbacks import select_local_layers as select_local_layers
-    from mb_config.rules.local_paths import PATH_FIELDS as PATH_FIELDS
+    from mb_config.rules.single_fields import PATH_FIELDS as PATH_FIELDS
     from mb_config.schedules.annealing import (
         distributed_fused_adam_with_cosine_annealing as distributed_fused_adam_with_cosine_annealing,
     )

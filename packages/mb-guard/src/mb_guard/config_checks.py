@@ -6,8 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from mb_guard.errors import KnownFaultError
-from mb_guard.fault import Fault
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Settings
 
 CONFIG_CLASSES: Mapping[str, str] = {
     "megatron.core.transformer.transformer_config": "TransformerConfig",

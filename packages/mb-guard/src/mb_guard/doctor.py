@@ -20,8 +20,7 @@ from mb_guard.installation import status
 from mb_guard.machine import Gpu, Machine, count_nvlinks, harmful_variables, read_gpus, read_machine
 from mb_guard.report import FaultStatus
 from mb_guard.sources import module_file
-from mb_guard.version_pairs import known_pairs
-from mb_guard.versions import installed_version
+from mb_guard.versions import installed_version, known_pairs
 
 DISTRIBUTIONS = (
     *("megatron-core", "transformer-engine", "torch", "nvidia-resiliency-ext", "triton"),

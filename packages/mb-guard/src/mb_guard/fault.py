@@ -1,11 +1,36 @@
-"""`Fault` and `Patch`: the record of one known fault, and of one function that corrects it."""
+"""`Fault` and `Patch`: the record of one known fault, and of one function that corrects it; settings for conditions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
-from mb_guard.settings import Settings
+
+class Settings(Mapping[str, Any]):
+    """Settings of a run by Megatron's field name; a name that is not set is None.
+
+    >>> settings = Settings({"num_moe_experts": 4})
+    >>> settings.num_moe_experts, settings.mtp_num_layers
+    (4, None)
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._values.get(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
 
 TESTED_MEGATRON: Mapping[str, str] = {"megatron-core": ">=0.19.0,<=0.19.2"}
 """Releases of Megatron Core with which all records were tried; a fault that a later one corrects has its own bounds."""

@@ -2,19 +2,112 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Literal
 
-from mb_guard.assessment import assess, installed_versions
 from mb_guard.catalogue import FAULTS, find_fault
 from mb_guard.config_checks import CONFIG_CLASSES, ConfigCheck
-from mb_guard.environment import Choice, is_first_rank
+from mb_guard.errors import UnknownFaultError
 from mb_guard.fault import Fault, Patch
-from mb_guard.report import GuardReport, State
+from mb_guard.report import FaultStatus, GuardReport, State
+from mb_guard.sources import installed_hash
 from mb_guard.targets import Target, find_copies
+from mb_guard.versions import installed_version, within
 from mb_schema.after_import import AfterImport
+
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def is_first_rank(environment: Mapping[str, str]) -> bool:
+    """Return whether this process is rank 0, by the first variable of a launcher that is set."""
+    ranks = [environment[name] for name in _RANK_VARIABLES if name in environment]
+    return not ranks or ranks[0] == "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Choice of what is done, from MB_GUARD."""
+
+    mode: Literal["on", "warn", "off"] = "on"
+    only: frozenset[str] = frozenset()
+    """Ids of the only faults that are guarded; empty: all."""
+    without: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], known: Collection[str]) -> "Choice":
+        """Read MB_GUARD: `on` (or unset), `warn`, `off`, or ids separated by commas, `-ID` for all but that one.
+
+        Args:
+            environment: environment variables.
+            known: ids of the faults.
+
+        Raises:
+            UnknownFaultError: MB_GUARD names a fault that does not exist.
+        """
+        text = environment.get("MB_GUARD", "").strip()
+        if text in ("", "on", "off", "warn"):
+            return cls(mode=text or "on")  # type: ignore[arg-type]
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        for name in names:
+            if name.removeprefix("-") not in known:
+                raise UnknownFaultError(
+                    f"MB_GUARD={text}: there is no fault {name.removeprefix('-')}. "
+                    f"Choose off, warn, or from {', '.join(sorted(known))}."
+                )
+        return cls(
+            only=frozenset(name for name in names if not name.startswith("-")),
+            without=frozenset(name[1:] for name in names if name.startswith("-")),
+        )
+
+    def takes(self, fault: str) -> bool:
+        """Return whether a fault is guarded."""
+        return self.mode != "off" and fault not in self.without and (not self.only or fault in self.only)
+
+
+def installed_versions(faults: Iterable[Fault]) -> dict[str, str | None]:
+    """Return the installed version of each library that a record names; None where it is not installed."""
+    names = dict.fromkeys(name for fault in faults for name in fault.versions)
+    return {name: installed_version(name) for name in names}
+
+
+def assess(fault: Fault, choice: Choice, versions: Mapping[str, str | None]) -> FaultStatus:
+    """Return what is to be done about a fault; `pending` where it is put right when its modules are imported."""
+    if not choice.takes(fault.id):
+        return FaultStatus(fault=fault, state="off", detail="by MB_GUARD")
+    missing = [name for name in fault.versions if versions[name] is None]
+    if missing:
+        return FaultStatus(fault=fault, state="not installed", detail=", ".join(missing))
+    outside = [
+        f"{name} {version}, tested {bounds}"
+        for name, bounds in fault.versions.items()
+        if not within(version := versions[name] or "", bounds)
+    ]
+    if fault.action != "put right":
+        state: State = "refused" if fault.action == "refuse" and choice.mode == "on" else "to know"
+        return FaultStatus(
+            fault=fault, state="other version" if outside else state, detail="; ".join(outside)
+        )
+    unknown = [line for patch in fault.patches if (line := _unknown_source(patch))]
+    if unknown and outside:
+        return FaultStatus(fault=fault, state="other version", detail="; ".join([*outside, *unknown]))
+    if unknown:
+        return FaultStatus(fault=fault, state="unknown source", detail="; ".join(unknown))
+    return FaultStatus(fault=fault, state="to know" if choice.mode == "warn" else "pending")
+
+
+def _unknown_source(patch: Patch) -> str | None:
+    """Return the problem where the installed function is not one that the patch is made for."""
+    if not patch.sources:
+        return None
+    found = installed_hash(patch.module, patch.target)
+    if found in patch.sources:
+        return None
+    return f"{patch.module}.{patch.target} " + (
+        "does not exist" if found is None else f"differs from the versions that are known (source {found})"
+    )
 
 
 class Guard:

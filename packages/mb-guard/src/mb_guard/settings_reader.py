@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_guard.errors import UnreadableSettingsError
-from mb_guard.settings import Settings
+from mb_guard.fault import Settings
 from mb_schema.yaml_settings import load_settings
 
 FIELD_OF_FLAG = {"num_experts": "num_moe_experts", "swiglu": "gated_linear_unit"}

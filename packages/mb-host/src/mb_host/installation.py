@@ -9,7 +9,7 @@ import torch
 from mb_host.cpu.compile import replace_compile
 from mb_host.cpu.device import replace_device
 from mb_host.cpu.gloo_device import share_gloo_device
-from mb_host.cpu.large_blocks import keep_large_blocks
+from mb_host.cpu.matrix_products import keep_large_blocks
 from mb_host.cpu.random import replace_random
 from mb_host.cpu.reproducibility import make_cpu_arithmetic_reproducible
 from mb_host.cpu.signal_stack import use_signal_stack
@@ -56,7 +56,7 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     Without a GPU: functions of torch are replaced. Modules of Megatron Core are patched when they are imported, and
     receive torch substitutes for GPU kernels. Packages of GPU kernels (`mb_host.gpu_packages.GPU_PACKAGES`) can no
     longer be imported, so that Megatron uses torch's optimizers and local layers even if Transformer Engine is
-    installed. The memory of large tensors is reused (`cpu/large_blocks.py`), process groups of gloo share a device
+    installed. The memory of large tensors is reused (`keep_large_blocks`), process groups of gloo share a device
     (`cpu/gloo_device.py`), and signal handlers run on a separate stack (`cpu/signal_stack.py`).
 
     With a GPU: torch, these packages and Megatron Core are not changed.

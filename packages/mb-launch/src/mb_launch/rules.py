@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mb_schema.rule_kinds import section_rule, unsupported
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 ddp_rule = partial(section_rule, "ddp")
 dist_rule = partial(section_rule, "dist")
@@ -110,7 +110,7 @@ def _sharp_without_gpu(use_sharp, *, cpu):
 
 RULES: tuple[Rule, ...] = (
     unsupported("T20", "dist.lazy_mpu_init", False, fails=True, why=NOT_IMPLEMENTED),
-    _features_read_global_groups,
+    *rules_in(globals()),
     unsupported("T26", "dist.disable_jit_fuser", False, fails=True, why=NOT_IMPLEMENTED),
     unsupported("T27", "dist.enable_megatron_core_experimental", False, fails=True, why=NOT_IMPLEMENTED),
     unsupported(
@@ -122,9 +122,5 @@ RULES: tuple[Rule, ...] = (
         why="the attention layers and all process groups are built for one context-parallel size, and Megatron Core "
         "has no second set of groups for evaluation",
     ),
-    _single_replica,
-    _sharp_without_gpu,
-    _lacks_einops,
-    _different_stages,
 )
 """All rules of this package."""

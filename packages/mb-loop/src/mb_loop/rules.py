@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_schema.rule_kinds import assigned, in_range, no_effect, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 model_rule = partial(section_rule, "model")
 train_rule = partial(section_rule, "train")
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
         why="it is a number of evaluations without an improvement",
         fix="Set it to 1 or more, or to null.",
     ),
-    _early_stop_without_evaluations,
+    *rules_in(globals()),
     no_effect(
         "LP06",
         "train.early_stop_patience",
@@ -79,7 +79,5 @@ RULES: tuple[Rule, ...] = (
         passes={"train.early_stop_patience": 3},
     ),
     in_range("LP07", "train.early_stop_min_delta", 0, why="it is the size of a change"),
-    _negative_gc_interval,
-    _clipped_weights_are_sharded,
 )
 """All rules of this package. A rule whose section is absent does not apply."""

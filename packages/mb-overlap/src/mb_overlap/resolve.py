@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mb_overlap.errors import OverlapError
-from mb_overlap.pipeline_p2p import choose_p2p_comm
-from mb_overlap.rules.pipeline import requested_p2p_breaks_schedule
+from mb_overlap.rules.pipeline import choose_p2p_comm, requested_p2p_breaks_schedule
 from mb_overlap.rules.tensor import NEEDS
 from mb_schema.rules import Problem, RuleError
 

@@ -9,7 +9,7 @@ from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.prediction import predict
+from mb_plan.time.prediction import try_predict
 from mb_plan.time.saves import plan_saves
 from mb_schema.gpu_names import find_short_name
 
@@ -55,11 +55,8 @@ def _checkpoint_facts(sections: Mapping[str, object], plan: ResourcePlan, *, gpu
     """Return the facts about the checkpoints of a run that saves; empty if the time of its step is not predicted."""
     if read_field(sections.get("checkpoint"), "save_interval") is None:
         return {}
-    try:
-        seconds = predict(sections, plan, gpu=gpu).step_seconds
-    except PlanError:  # `plan` reports the reason
-        return {}
-    saves = plan_saves(sections, plan, step_seconds=seconds)
+    speed, _ = try_predict(sections, plan, gpu=gpu)  # `plan` reports the reason
+    saves = None if speed is None else plan_saves(sections, plan, step_seconds=speed.step_seconds)
     if saves is None:
         return {}
     lost = saves.lost_seconds

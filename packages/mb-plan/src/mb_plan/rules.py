@@ -7,7 +7,7 @@ from functools import partial
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_schema.gpu_names import find_short_name
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 checkpoint_rule = partial(section_rule, "checkpoint")
 facts_rule = partial(section_rule, "facts")
@@ -95,9 +95,4 @@ def _checkpoints_fill_disk(most_recent_k, *, checkpoints_on_disk, bytes_of_check
     )
 
 
-RULES: tuple[Rule, ...] = (
-    _state_too_large,
-    _run_too_large,
-    _failure_loses_hours,
-    _checkpoints_fill_disk,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mb_schema import lazy as _lazy
 
 if TYPE_CHECKING:
-    from mb_plan.cli.charts import read_chart as read_chart
+    from mb_plan.cli.console import read_chart as read_chart
     from mb_plan.cli.plan_report import print_plan as print_plan
     from mb_plan.cli.plan_report import write_memory_chart as write_memory_chart
     from mb_plan.cli.plan_report import write_step_chart as write_step_chart

@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from mb_resilience.stops.decision_exchange import KeyValueStore as KeyValueStore
     from mb_resilience.stops.signals import IgnoreSignals as IgnoreSignals
     from mb_resilience.stops.signals import SignalWatcher as SignalWatcher
+    from mb_resilience.stops.stop_requests import CombinedWatcher as CombinedWatcher
+    from mb_resilience.stops.stop_requests import DeadlineWatcher as DeadlineWatcher
     from mb_resilience.stops.stop_requests import StopRequests as StopRequests
     from mb_resilience.stops.stop_requests import watch_stop_requests as watch_stop_requests
-    from mb_resilience.stops.watchers import CombinedWatcher as CombinedWatcher
-    from mb_resilience.stops.watchers import DeadlineWatcher as DeadlineWatcher
     from mb_resilience.stragglers.detection import StragglerTimer as StragglerTimer
     from mb_resilience.stragglers.nvrx_straggler import NVRxDetector as NVRxDetector
     from mb_resilience.stragglers.nvrx_straggler import NVRxStragglerMonitor as NVRxStragglerMonitor

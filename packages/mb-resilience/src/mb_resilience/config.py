@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mb_resilience.section_check import check_section
+from mb_resilience.rule_kinds import check_section
 from mb_resilience.stragglers.nvrx_straggler_rules import invalid_detector_settings
 from mb_schema.sections import StrictFields
 

@@ -6,7 +6,7 @@ from mb_resilience.config import RerunStateMachineConfig
 from mb_resilience.rule_kinds import without_effect
 from mb_schema.cuda_graphs import captures_full_iteration
 from mb_schema.rule_kinds import in_range, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 rerun_state_machine_rule = partial(section_rule, "rerun_state_machine")
 
@@ -97,7 +97,7 @@ def _settings_of_disabled_checks(
 
 
 RULES: tuple[Rule, ...] = (
-    _no_loss_check,
+    *rules_in(globals()),
     in_range(
         "R07",
         "rerun_state_machine.spiky_loss_factor",
@@ -105,7 +105,4 @@ RULES: tuple[Rule, ...] = (
         why="a loss is suspicious at this multiple of the largest of the first hundred losses, which are normal",
         fix="Set it above 1, such as 10.",
     ),
-    _invalid_injection,
-    _loss_read_in_graph,
-    _settings_of_disabled_checks,
 )

@@ -1,11 +1,25 @@
 """Kinds of rules that several sections have: fields without effect, and the installed nvidia-resiliency-ext (NVRx)."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
+from mb_resilience.errors import SectionError
 from mb_schema.rule_kinds import assigned, needs_package, no_effect, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, refuse
+from mb_schema.value_types import reject_wrong_types
+from mb_schema.versions import release
+
+
+def check_section(values: object, *, section: str, rules: Iterable[Rule]) -> None:
+    """Check a section by the rules of severity "error" that read no other section.
+
+    Raises:
+        SectionError: rules are violated.
+        FieldTypeError: values have a wrong type.
+    """
+    reject_wrong_types(values, path=section)
+    refuse({section: values}, rules, error=SectionError)
+
 
 MIN_NVRX_VERSION = (0, 3)
 """Oldest supported release of nvidia-resiliency-ext."""
@@ -63,8 +77,8 @@ def requires_nvrx_version(rule_id: str, switch: str) -> Rule:
     """Return a rule that rejects an nvidia-resiliency-ext that is too old for an enabled feature."""
 
     def too_old(on: bool | None, *, nvidia_resiliency_ext_version: str) -> str | None:
-        numbers = re.match(r"(\d+)\.(\d+)", nvidia_resiliency_ext_version)
-        if not on or numbers is None or (int(numbers[1]), int(numbers[2])) >= MIN_NVRX_VERSION:
+        numbers = release(nvidia_resiliency_ext_version)
+        if not on or not numbers or numbers >= MIN_NVRX_VERSION:
             return None
         return f"nvidia-resiliency-ext {nvidia_resiliency_ext_version} is installed"
 

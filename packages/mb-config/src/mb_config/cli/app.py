@@ -39,7 +39,7 @@ imports = typer.Typer()
 def _run(command: str, **options: Any) -> None:
     """Run a command, "module:function", and exit with its code."""
     module, _, function = command.partition(":")
-    message_of = import_module("mb_config.cli.errors").message_of
+    message_of = import_module("mb_config.cli.listing").message_of
     work = getattr(import_module(f"mb_config.cli.{module}"), function)
     raise typer.Exit(exit_code(lambda: work(**options), message=message_of))
 

@@ -12,9 +12,8 @@ import yaml
 
 from mb_config.container.yaml_file import dump_yaml
 from mb_config.megatron_lm.conversion import MegatronConversion, convert_script
-from mb_config.megatron_lm.environment import carried_variables
 from mb_config.megatron_lm.flag_table import MegatronFlagError
-from mb_config.megatron_lm.script import ScriptWords, read_test_case, read_words
+from mb_config.megatron_lm.script import ScriptWords, carried_variables, read_test_case, read_words
 from mb_schema.exit_codes import DONE
 from mb_schema.yaml_settings import load_settings
 

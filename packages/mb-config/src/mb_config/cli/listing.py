@@ -1,13 +1,16 @@
-"""Problems as text for a terminal."""
+"""Problems as text for a terminal, and messages of errors that list them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol, runtime_checkable
 
 from mb_config.preflight.problems import origin_texts
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE
+from mb_schema import exit_codes
+from mb_schema.exit_codes import FAILURE
 from mb_schema.rules import Problem
 
 
@@ -56,3 +59,27 @@ def _entry(problem: Problem, colours: Colours) -> list[str]:
     if problem.origin.get("model.transformer_impl") == NO_TRANSFORMER_ENGINE:
         body.append("Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.")
     return [head, *(f"      {text}" for text in (*body, *origin_texts(problem)))]
+
+
+@runtime_checkable
+class RejectedConfig(Protocol):
+    """Error of violated rules, of any package."""
+
+    @property
+    def problems(self) -> Sequence[Problem | str]:
+        """Every problem, or a line of text for each."""
+
+
+def message_of(error: BaseException) -> tuple[str, int] | None:
+    """Return the message and the exit code of an error that a user can cause, or None for any other error."""
+    if isinstance(error, RejectedConfig):
+        problems = [each for each in error.problems if not isinstance(each, str)]
+        if len(problems) == len(error.problems):
+            return problem_lines(problems), FAILURE
+    return exit_codes.message_of(error)
+
+
+def problem_lines(problems: Sequence[Problem]) -> str:
+    """Return the number of problems, and the problems as `check` lists them."""
+    head = f"the configuration has {counted(len(problems), 'problem')}"
+    return "\n".join([head, *listing(problems, Colours(False))])

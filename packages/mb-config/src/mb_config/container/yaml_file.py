@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mb_config.container.nesting import MAX_DEPTH
+from mb_config.container.codec import MAX_DEPTH
 from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
 from mb_schema.yaml_settings import EXPONENT, MOST_VALUES, VALUE_ERRORS, settings_loader
 

@@ -12,11 +12,17 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mb_config.megatron_lm.argument_values import Arguments, parse_value
-from mb_config.megatron_lm.environment import attention_backend, carried_variables
-from mb_config.megatron_lm.flag_table import TYPES, option_of, parse_flags, read_flags, without_flags
+from mb_config.megatron_lm.flag_table import (
+    TYPES,
+    Arguments,
+    option_of,
+    parse_flags,
+    parse_value,
+    read_flags,
+    without_flags,
+)
 from mb_config.megatron_lm.no_counterpart import reason_of_value, reason_without_counterpart
-from mb_config.megatron_lm.script import ScriptWords
+from mb_config.megatron_lm.script import ScriptWords, attention_backend, carried_variables
 from mb_config.megatron_lm.section_conversions import CONVERSIONS, NO_EFFECT_WITHOUT, is_converted
 
 

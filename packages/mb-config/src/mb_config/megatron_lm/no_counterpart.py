@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.megatron_lm.argument_values import Arguments
-from mb_config.megatron_lm.flag_table import Flag
+from mb_config.megatron_lm.flag_table import Arguments, Flag
 
 NO_EFFECT: Mapping[str, str] = {
     "deprecated_use_mcore_models": "always the case",

@@ -1,4 +1,7 @@
-"""Arguments of Megatron-LM in a text, in a shell script that starts it, or in a YAML file of its functional tests."""
+"""Arguments of Megatron-LM in a text, in a shell script that starts it, or in a YAML file of its functional tests.
+
+Also the environment variables that a script sets for its training, and programs that do not train a model.
+"""
 
 import re
 import shlex
@@ -7,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mb_config.megatron_lm.flag_table import MegatronFlagError, flags_by_option
-from mb_config.megatron_lm.programs import reject_nemo, reject_program
-from mb_config.megatron_lm.shell.expansion import Expander, is_empty, marked_names
+from mb_config.megatron_lm.shell.expansion import MARK, Expander, is_empty, marked_names
 from mb_config.megatron_lm.shell.interpreter import (
     Interpretation,
     StartedCommand,
@@ -16,6 +18,96 @@ from mb_config.megatron_lm.shell.interpreter import (
     interpret,
     passed_environment,
 )
+from mb_config.rules.environment import loads_code
+
+_SETTINGS = re.compile(
+    r"(NCCL|NVTE|NVSHMEM|CUDA|CUBLAS|CUDNN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|UCX|UB|GLOO|OMP|MKL|TOKENIZERS|HF|IB)_\w+"
+)
+"""Variables that libraries of a training process read."""
+
+_OF_THE_LAUNCHER = re.compile(
+    r"MASTER_\w+|(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|CUDA_VISIBLE_DEVICES"
+)
+_ATTENTION = {"flash": "NVTE_FLASH_ATTN", "fused": "NVTE_FUSED_ATTN", "unfused": "NVTE_UNFUSED_ATTN"}
+"""Backend of `--attention-backend` -> variable that excludes it if it is 0. Megatron Core sets all three."""
+_SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)")
+
+
+def attention_backend(environment: Mapping[str, str]) -> str | None:
+    """Return the `--attention-backend` of a script that excludes FlashAttention or cuDNN by variables, else None.
+
+    Without that flag, Megatron-LM rejects such variables.
+    """
+    allowed = [backend for backend, name in _ATTENTION.items() if environment.get(name) != "0"]
+    return allowed[0] if allowed and not {"flash", "fused"} <= {*allowed} else None
+
+
+def carried_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables for the section `env_vars`, and the other ones with the reason why they are not carried."""
+    carried: dict[str, str] = {}
+    named: dict[str, str] = {}
+    for name, value in environment.items():
+        if MARK.search(value):
+            named[name] = "its value is not known without running the script"
+        elif _OF_THE_LAUNCHER.fullmatch(name):
+            named[name] = "the launcher sets it"
+        elif name in _ATTENTION.values():
+            named[name] = "model.attention_backend sets it"
+        elif _SECRET.fullmatch(name):
+            named[name] = "a secret; set it in the shell"
+        elif loads_code({name: value}):
+            named[name] = "it loads code; set it in the shell"
+        elif _SETTINGS.fullmatch(name):
+            carried[name] = value
+        else:
+            named[name] = "no library of the training reads it; set it in the shell if custom code does"
+    return carried, named
+
+
+_GENERATION = "generates text; mb sample and mb lm-eval do so with a run"
+_MODEL_OPT = "is part of ModelOpt (quantization, pruning, distillation), which has no counterpart"
+_OTHER = {
+    r"(.*/)?pretrain_bert\.py": "trains BERT, which has no counterpart; GPT, hybrids and T5 have one",
+    r"(.*/)?(pretrain_(ict|retro|realm)|.*/retro/.*)\.py": "trains a retrieval model, which has no counterpart",
+    r"(.*/)?pretrain_vision\w*\.py": "trains a vision model, which has no counterpart",
+    r"(.*/)?pretrain_(vlm|mimo)\.py|.*multimodal/train\.py|.*mimo[/.]\w+(\.py)?": (
+        "trains a vision-language model, whose modules have arguments of their own; see MimoModelConfig"
+    ),
+    r"(.*/)?train_rl\.py": "is reinforcement learning, which has no counterpart",
+    r"(.*/)?(run_\w*text_generation\w*|text_generation\w*|generate\w*|\w*inference\w*)(\.py)?": _GENERATION,
+    r"(.*/|.*\.)inference[./].*": _GENERATION,
+    r"(.*/)?preprocess\w*\.py": "prepares data; mb data build does so",
+    r"(.*/)?(checkpoint_inspector|combine_state_dicts|convert|pp_checkpoint_converter)\.py": (
+        "converts checkpoints; mb import-hf and mb ckpt do so"
+    ),
+    r"(.*/)?tasks/.*\.py": "evaluates a model on a task; mb lm-eval does so",
+    r".*modelopt/\w+\.py": _MODEL_OPT,
+}
+"""Expression for the path of a program -> what it does instead."""
+
+
+def reject_program(program: str) -> None:
+    """Reject a program of Megatron-LM that does not train a model of this project. Others pass, also unknown ones.
+
+    Raises:
+        MegatronFlagError: It is one of those programs.
+    """
+    for expression, reason in _OTHER.items():
+        if re.fullmatch(expression, program):
+            raise MegatronFlagError(
+                f"{program}: {reason}. Pass a script that starts pretrain_gpt.py or the like."
+            )
+
+
+def reject_nemo(words: Sequence[str]) -> None:
+    """Reject settings of NeMo, which the functional tests of Megatron-LM contain as well.
+
+    Raises:
+        MegatronFlagError: The first words are such settings.
+    """
+    if words and re.fullmatch(r"(trainer|model|data|log|optim)\.[\w.]+", words[0]):
+        raise MegatronFlagError(f"{words[0]}: is a setting of NeMo, not an argument of Megatron-LM.")
+
 
 LAUNCHER = re.compile(
     r"--(nproc[-_]per[-_]node|nnodes|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_]\w+|max[-_]restarts|tee"

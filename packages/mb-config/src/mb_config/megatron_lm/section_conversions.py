@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mb_config.megatron_lm.argument_values import Arguments
-from mb_config.megatron_lm.flag_table import MegatronFlagError, option_of
+from mb_config.megatron_lm.flag_table import Arguments, MegatronFlagError, option_of
 
 Fields = Iterator[tuple[str, Any]]
 """Dotted path and value of each field that is set."""

@@ -30,7 +30,7 @@ from mb_config.resolve.precision_recipes import UnknownPrecisionError
 from mb_config.resolve.resolver import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
 from mb_config.resolve.saves import AUTO, resolve_save_interval
 from mb_config.rules import RULES
-from mb_config.rules.sizes import SIZE_RULES
+from mb_config.rules.single_fields import SIZE_RULES
 from mb_config.sections.startup import DistributedInitConfig
 from mb_schema.rules import NOTHING, Problem, RuleError, value_at
 

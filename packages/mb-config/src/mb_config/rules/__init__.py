@@ -8,16 +8,14 @@ from mb_config.rules import (
     fsdp,
     hardware,
     interleaving,
-    local_paths,
     optimizer,
     parallelism,
     perf,
     precision,
     schedule,
-    sizes,
+    single_fields,
     training,
     types,
-    unsupported_fields,
 )
 from mb_schema.rules import Rule
 
@@ -31,14 +29,12 @@ RULES: tuple[Rule, ...] = (
     *batch_sizes.RULES,
     *interleaving.RULES,
     *parallelism.RULES,
-    *sizes.RULES,
+    *single_fields.RULES,
     *schedule.RULES,
     *precision.RULES,
     *optimizer.RULES,
     *ddp.RULES,
     *distributed.RULES,
     *fsdp.RULES,
-    *unsupported_fields.RULES,
     *types.RULES,
-    *local_paths.RULES,
 )

@@ -7,7 +7,7 @@ from functools import partial
 from mb_config.rules.parallelism import data_parallel_size
 from mb_config.schedules.batch_stages import scheduled_stages
 from mb_schema.rule_kinds import assigned, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 train_rule = partial(section_rule, "train")
 validation_rule = partial(section_rule, "validation")
@@ -253,13 +253,4 @@ def _uneven_eval_batch(
     return None if dp is None else _uneven(batch, micro, dp, lenient=lenient)
 
 
-RULES: tuple[Rule, ...] = (
-    uneven_ramp,
-    _ramp_not_divided_by_replicas,
-    _unusable_schedule,
-    _schedule_not_divided_by_replicas,
-    _less_than_one_batch,
-    _batch_size_below_one,
-    _uneven_batch,
-    _uneven_eval_batch,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mb_schema.rule_kinds import SET, assigned, excludes, in_range, requires, section_rule, shown
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 ddp_rule = partial(section_rule, "ddp")
 dist_rule = partial(section_rule, "dist")
@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set dist.use_sharp=true or dist.sharp_enabled_group=null.",
         fails={"dist.sharp_enabled_group": "dp"},
     ),
-    _gather_of_unsharded_parameters,
+    *rules_in(globals()),
     requires(
         "PG04",
         {"ddp.overlap_param_gather": True},
@@ -126,8 +126,6 @@ RULES: tuple[Rule, ...] = (
         why="the all-gather uses the buckets of the overlapped reduction",
         fix="Set ddp.overlap_grad_reduce=true or ddp.overlap_param_gather=false.",
     ),
-    _flight_recorder_without_path,
-    _no_time_for_collectives,
     _two_values_of_one_setting("V143", "use_distributed_optimizer"),
     _two_values_of_one_setting("V144", "overlap_param_gather"),
     in_range(

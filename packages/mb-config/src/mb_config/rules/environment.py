@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 from mb_schema.versions import at_least
 
 config_rule = partial(section_rule, "")
@@ -168,12 +168,4 @@ def _growing_buffers_registered(cuda_graph_impl, *, env):
     return f"is transformer_engine with {variable}={env[variable]} and {GRAPH_REGISTER}={env[GRAPH_REGISTER]}"
 
 
-RULES: tuple[Rule, ...] = (
-    _no_variable_name,
-    _no_variable_value,
-    _names_code,
-    _nondeterministic_nccl,
-    _nondeterministic_libraries,
-    _disabled_offloading,
-    _growing_buffers_registered,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mb_schema.rule_kinds import requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 ddp_rule = partial(section_rule, "ddp")
 dist_rule = partial(section_rule, "dist")
@@ -114,8 +114,7 @@ def _unknown_strategy(data_parallel_sharding_strategy, outer_dp_sharding_strateg
 
 
 RULES: tuple[Rule, ...] = (
-    _two_kinds_of_sharding,
-    _single_queue,
+    *rules_in(globals()),
     requires(
         "V177",
         {"ddp.fsdp_manual_registration": True},
@@ -123,8 +122,4 @@ RULES: tuple[Rule, ...] = (
         why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
     ),
-    _compared_weights_are_sharded,
-    _other_rank_order,
-    _unknown_fsdp_version,
-    _unknown_strategy,
 )

@@ -10,7 +10,7 @@ from mb_config.resolve.precision_table import precision_field
 from mb_schema.gpu_capabilities import KNOWN, unsupported_format
 from mb_schema.gpu_names import find_short_name, short_name
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 config_rule = partial(section_rule, "")
 facts_rule = partial(section_rule, "facts")
@@ -86,8 +86,4 @@ def _recipe_unsupported_on_gpu(mixed_precision, *, gpu):
     return unsupported_format(gpu, **requested)
 
 
-RULES: tuple[Rule, ...] = (
-    _unknown_gpu,
-    _recipe_unsupported_on_gpu,
-    _more_processes_than_gpus,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

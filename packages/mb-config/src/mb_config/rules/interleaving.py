@@ -8,7 +8,7 @@ from mb_config.rules.batch_sizes import is_valid_ramp, is_valid_schedule
 from mb_config.rules.parallelism import data_parallel_size
 from mb_config.schedules.batch_stages import growing_stages, scheduled_stages
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 train_rule = partial(section_rule, "train")
 validation_rule = partial(section_rule, "validation")
@@ -133,7 +133,4 @@ def _evaluation(
     )
 
 
-RULES: tuple[Rule, ...] = (
-    _training,
-    _evaluation,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 facts_rule = partial(section_rule, "facts")
 
@@ -45,4 +45,4 @@ def _uneven_replicas(world_size, tp, pp, cp):
     return f"{_processes(world_size)} not a multiple of tp x pp x cp = {tp or 1} x {pp or 1} x {cp or 1}"
 
 
-RULES: tuple[Rule, ...] = (_uneven_replicas,)
+RULES: tuple[Rule, ...] = rules_in(globals())

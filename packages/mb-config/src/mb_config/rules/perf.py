@@ -8,7 +8,7 @@ from mb_config.perf.names import AUTO, GPUS, PRECISIONS, gpu_of, has_precision, 
 from mb_schema.gpu_capabilities import KNOWN
 from mb_schema.gpu_names import find_short_name
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 config_rule = partial(section_rule, "")
 
@@ -69,9 +69,4 @@ def _no_gpu(perf, *, cpu):
     return f"is {perf}, but there is no GPU" if perf and read_name(perf) and cpu else None
 
 
-RULES: tuple[Rule, ...] = (
-    _unknown_name,
-    _unsupported_precision,
-    _other_gpu,
-    _no_gpu,
-)
+RULES: tuple[Rule, ...] = rules_in(globals())

@@ -3,8 +3,7 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Function, Patch, Settings
 
 
 def clamp_before_the_activation(init: Function) -> Function:

@@ -7,9 +7,8 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, Settings
 from mb_guard.faults.rewriting import rewritten
-from mb_guard.settings import Settings
 
 # Two faults are of this function. Each is found by a text that the other leaves, so that either may be applied alone.
 _FINALIZE: dict[str, Any] = {

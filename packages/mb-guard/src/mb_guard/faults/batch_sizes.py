@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, Settings
 from mb_guard.faults.rewriting import rewritten
-from mb_guard.settings import Settings
 
 _CALCULATOR = "megatron.core.num_microbatches_calculator"
 _TRAINING = "megatron.training.training"

@@ -4,8 +4,7 @@ import functools
 import inspect
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Function, Patch, Settings
 
 
 def mean_over_the_sequence(calculate: Function) -> Function:

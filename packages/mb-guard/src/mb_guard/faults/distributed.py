@@ -4,8 +4,7 @@ import functools
 import weakref
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Function, Patch, Settings
 
 
 def weak_backward_hooks(make_hook: Function) -> Function:

@@ -3,9 +3,8 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, Settings
 from mb_guard.faults.rewriting import rewritten
-from mb_guard.settings import Settings
 
 _REPORT = "https://github.com/NVIDIA/Megatron-LM/issues/7452"
 

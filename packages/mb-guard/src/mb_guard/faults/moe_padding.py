@@ -3,10 +3,9 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, Settings
 from mb_guard.faults.moe import MTP, router_patch
 from mb_guard.faults.rewriting import rewritten
-from mb_guard.settings import Settings
 
 _TESTS = "packages/mb-guard/tests/test_moe.py"
 

@@ -9,8 +9,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Function, Patch, Settings
 
 _TEST = "packages/mb-guard/tests/test_optimizer.py"
 _SILENT_DIVERGENCE = (

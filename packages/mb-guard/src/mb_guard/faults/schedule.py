@@ -3,8 +3,7 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Function, Patch, Settings
 
 _MODULE = "megatron.core.optimizer_param_scheduler"
 _WSD = ("lr_wsd_decay_style", "wsd_decay_steps")

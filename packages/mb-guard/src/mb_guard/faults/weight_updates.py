@@ -3,8 +3,7 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
-from mb_guard.settings import Settings
+from mb_guard.fault import Fault, Function, Patch, Settings
 
 _TESTS = "packages/mb-guard/tests/test_weight_updates.py"
 _DEFAULT_INIT_STD = 0.02

@@ -5,16 +5,15 @@ format is Megatron's and is read by other tools, so the wording is fixed.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from os import SEEK_END
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from mb_loop import process_ranks
-from mb_loop.errors import LoopError
-from mb_loop.process_ranks import rank
+from mb_loop.errors import LoopError, ParallelSetupError
 from mb_loop.state import TrainState
 
 FILE_NAME = "progress.txt"
@@ -103,9 +102,9 @@ def append_to_progress_log(
         OSError: the file cannot be written.
     """
     if world_size is None:
-        if rank() != 0:
+        if _rank() != 0:
             return
-        world_size = process_ranks.world_size()
+        world_size = _world_size()
     job_id = os.environ.get("SLURM_JOB_ID", "") if job_id is None else job_id
     file = _file(cfg)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +132,7 @@ def get_start_time_from_progress_log(
         ProgressLogError: the file has no start of a job with this number of ranks.
         OSError: the file cannot be read.
     """
-    world_size = process_ranks.world_size() if world_size is None else world_size
+    world_size = _world_size() if world_size is None else world_size
     starts = _read_starts(_file(cfg), world_size=world_size)
     return starts.first, starts.operations_at_first
 
@@ -201,9 +200,9 @@ def compute_throughputs_and_append_to_progress_log(
             length is not set.
     """
     if world_size is None:
-        if rank() != 0:
+        if _rank() != 0:
             return
-        world_size = process_ranks.world_size()
+        world_size = _world_size()
     seq_length, moment = state.cfg.model.seq_length, now()
     if state.start_time is None or seq_length is None:
         raise ProgressLogError(
@@ -285,3 +284,32 @@ def _entry(line: str) -> _LogEntry | None:
 
 def _number(field: str) -> float:
     return float(field.rpartition(": ")[2])
+
+
+def _world_size() -> int:
+    """Return the number of ranks: of the initialised process group, else WORLD_SIZE, else 1."""
+    distributed = _initialised()
+    return distributed.get_world_size() if distributed else _read("WORLD_SIZE", unset=1, least=1)
+
+
+def _rank() -> int:
+    """Return the rank of this process: in the initialised process group, else RANK, else 0."""
+    distributed = _initialised()
+    return distributed.get_rank() if distributed else _read("RANK", unset=0, least=0)
+
+
+def _initialised() -> Any:
+    """Return torch.distributed where it has a process group, else None."""
+    distributed = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready else None
+
+
+def _read(name: str, *, unset: int, least: int) -> int:
+    text = os.environ.get(name, str(unset))
+    if not text.isdecimal() or int(text) < least:
+        raise ParallelSetupError(
+            f"{name}: {text!r} is not an integer of at least {least}. Launchers such as torchrun set it for each "
+            "process. Correct or unset the variable."
+        )
+    return int(text)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_schema.rule_kinds import in_range, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 comm_overlap_rule = partial(section_rule, "comm_overlap")
 
@@ -72,7 +72,6 @@ RULES: tuple[Rule, ...] = (
         why="it is a number of microbatches",
         fix="Set it to 0 (all of them) or more, or to null.",
     ),
-    _other_size_than_layout,
-    _requests_without_effect,
+    *rules_in(globals()),
 )
 """Every rule of this file."""

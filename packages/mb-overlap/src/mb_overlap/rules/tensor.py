@@ -6,7 +6,7 @@ from mb_overlap.transformer_engine.arguments import to_transformer_engine
 from mb_overlap.transformer_engine.buffer_settings import setting_problems
 from mb_overlap.transformer_engine.te_versions import parse_version
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 comm_overlap_rule = partial(section_rule, "comm_overlap")
 
@@ -68,12 +68,7 @@ def _needs_engine_layers(tp_comm_overlap, model__transformer_impl):
     return None
 
 
-NEEDS: tuple[Rule, ...] = (
-    needs_tensor_parallel,
-    _needs_sequence_parallel,
-    _needs_transformer_engine,
-    _needs_engine_layers,
-)
+NEEDS: tuple[Rule, ...] = rules_in(globals())
 """Requirements of tensor-parallel overlap."""
 
 

@@ -4,8 +4,9 @@ Source: the published sources of releases 1.9.0.post1, 1.10 to 1.13 and 2.1 to 2
 them. Before 1.9, user buffers require MPI.
 """
 
-import re
 from collections.abc import Mapping
+
+from mb_schema.versions import release
 
 Release = tuple[int, ...]
 
@@ -86,12 +87,11 @@ def parse_version(version: str) -> Release:
     Raises:
         ValueError: the version does not begin with a number.
     """
-    match = re.match(r"\d+(\.\d+)*", version)
-    if match is None:
+    if not (numbers := release(version)):
         raise ValueError(
             f"version: {version!r} is invalid, because a version begins with a number. Pass a version such as '2.20'."
         )
-    return tuple(map(int, match[0].split(".")))
+    return numbers
 
 
 def format_version(release: Release) -> str:

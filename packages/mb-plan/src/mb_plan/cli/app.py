@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mb_plan.cli.charts import read_chart
+from mb_plan.cli.console import read_chart
 from mb_schema.commands import CommandWithExample, exit_codes
 
 app = typer.Typer(

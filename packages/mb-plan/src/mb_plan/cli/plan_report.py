@@ -9,8 +9,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from mb_plan.cli.charts import write_chart
-from mb_plan.cli.console import open_console, print_statistics
+from mb_plan.cli.console import open_console, print_statistics, write_chart
 from mb_plan.cli.step_report import MEANINGS
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.memory.memory_chart import render_memory_chart

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from mb_plan.cli.console import open_console, print_statistics
 from mb_plan.sweep.points import SweptPoint
-from mb_plan.time.durations import duration
 from mb_plan.time.prediction import WAITING, Prediction
-from mb_plan.time.saves import SavePlan
+from mb_plan.time.saves import SavePlan, duration
 from mb_plan.time.step import TERMS
 
 BAR = 40

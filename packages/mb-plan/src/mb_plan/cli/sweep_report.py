@@ -10,15 +10,14 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from mb_plan.cli.charts import write_chart
-from mb_plan.cli.console import open_console
+from mb_plan.cli.console import open_console, write_chart
 from mb_plan.cli.plan_report import GIB, MIB
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_plan.sweep.chart import ChartPoint, render_sweep_chart
 from mb_plan.sweep.grid import Index
 from mb_plan.sweep.points import SweepReport, SweptPoint
-from mb_plan.time.durations import duration
 from mb_plan.time.prediction import Prediction
+from mb_plan.time.saves import duration
 
 PROGRESS_SECONDS = 5.0
 """Seconds between two reports of a sweep that is being planned."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mb_plan.errors import PlanError
-from mb_plan.shape.fields import as_word, read_field
+from mb_plan.shape.fields import MAX_LAYERS, as_word, read_field, reject_more_than
 from mb_plan.shape.hybrid_pattern import HybridPattern
 from mb_plan.shape.model_shape import ModelShape
-from mb_plan.shape.size_limits import MAX_LAYERS, reject_more_than
 
 _LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 

@@ -17,10 +17,9 @@ from mb_plan.memory.pipeline_schedule import PipelineSchedule, batch_sizes, coun
 from mb_plan.memory.stage_activations import stage_activations
 from mb_plan.memory.vision_encoder import ModuleLayout, module_layout, vision_parts
 from mb_plan.shape.adapters import Adapters, read_adapters
-from mb_plan.shape.fields import read_field, read_graphs
+from mb_plan.shape.fields import MAX_STAGES, read_field, read_graphs, reject_more_than
 from mb_plan.shape.flops import flops_per_token
 from mb_plan.shape.model_shape import ModelShape, read_shape
-from mb_plan.shape.size_limits import MAX_STAGES, reject_more_than
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

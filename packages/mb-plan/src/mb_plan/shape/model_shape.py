@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from mb_plan.errors import PlanError
-from mb_plan.shape.fields import read_field
+from mb_plan.shape.fields import read_field, reject_huge_model
 from mb_plan.shape.hybrid_pattern import (
     ATTENTION,
     EXPERTS,
@@ -17,7 +17,6 @@ from mb_plan.shape.hybrid_pattern import (
     layers_ahead,
     layers_of,
 )
-from mb_plan.shape.size_limits import reject_huge_model
 
 UNCOUNTED = {
     "experimental_attention_variant": "the parameters of its layers are not counted",

@@ -13,7 +13,7 @@ from mb_plan.sweep.grid import Axis, at_point
 from mb_plan.sweep.layouts import LONGEST_CONTEXT, SHORTEST_PART
 from mb_plan.sweep.points import SweptPoint
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.prediction import Prediction, predict
+from mb_plan.time.prediction import try_predict
 
 Change = Mapping[str, Any]
 """Path of a field to its value."""
@@ -139,12 +139,9 @@ def _point(
     if uneven or not planned.fits(gpu):
         return None
     return SweptPoint(
-        values=values, plan=planned, unplanned="", prediction=_prediction(changed, planned, gpu=gpu), gpu=gpu
+        values=values,
+        plan=planned,
+        unplanned="",
+        prediction=try_predict(changed, planned, gpu=gpu)[0],
+        gpu=gpu,
     )
-
-
-def _prediction(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) -> Prediction | None:
-    try:
-        return predict(sections, plan, gpu=gpu)
-    except PlanError:
-        return None

@@ -27,7 +27,7 @@ from mb_plan.sweep.fitting import fitting_changes
 from mb_plan.sweep.layouts import layout_axes
 from mb_plan.sweep.points import SweptPoint, best_points
 from mb_plan.time.gpus import GPU_SPEEDS
-from mb_plan.time.prediction import Prediction, predict
+from mb_plan.time.prediction import try_predict
 from mb_schema.gpu_names import find_short_name
 
 Precision = Literal["bf16", "fp8", "fp4"]
@@ -278,12 +278,7 @@ def plan_layout(run: RunDescription, layout: Mapping[str, Any]) -> SweptPoint:
     sections = run.sections(layout)
     plan = make_plan(sections, world_size=run.gpus)
     _reject_uneven(run, plan)
-    prediction: Prediction | None = None
-    unpredicted = ""
-    try:
-        prediction = predict(sections, plan, gpu=run.gpu)
-    except PlanError as error:
-        unpredicted = str(error)
+    prediction, unpredicted = try_predict(sections, plan, gpu=run.gpu)
     return SweptPoint(
         values={_path(name): value for name, value in layout.items()},
         plan=plan,

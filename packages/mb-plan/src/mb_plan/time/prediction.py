@@ -137,6 +137,16 @@ def predict(sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str) -> 
     )
 
 
+def try_predict(
+    sections: Mapping[str, object], plan: ResourcePlan, *, gpu: str
+) -> tuple[Prediction | None, str]:
+    """Return what `predict` returns, or None and the reason why the time of a step is not predicted."""
+    try:
+        return predict(sections, plan, gpu=gpu), ""
+    except PlanError as error:
+        return None, str(error)
+
+
 def predicted_speed(
     sections: Mapping[str, object], *, gpu: str | None, world_size: int, vocab_size: int | None = None
 ) -> dict[str, float]:

@@ -14,7 +14,15 @@ from typing import Any
 
 from mb_plan.memory.resource_plan import ResourcePlan
 from mb_plan.shape.fields import read_field
-from mb_plan.time.durations import duration
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people use for its size."""
+    for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
 
 GPU_HOURS_BETWEEN_FAILURES = 50_676
 """GPU hours for each unexpected interruption: 419 in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, 3.3.4)."""

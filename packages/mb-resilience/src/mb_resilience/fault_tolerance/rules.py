@@ -5,7 +5,7 @@ from functools import partial
 from mb_resilience.config import FaultToleranceConfig
 from mb_resilience.rule_kinds import requires_nvrx, requires_nvrx_version, without_effect
 from mb_schema.rule_kinds import requires, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 ft_rule = partial(section_rule, "ft")
 
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
         fix="Install nvidia-resiliency-ext and start the job with ft_launcher, or set ft.enable_ft_package=false.",
     ),
     requires_nvrx_version("R40", "ft.enable_ft_package"),
-    _impossible_fault,
+    *rules_in(globals()),
     requires(
         "V246",
         {"ft.enable_ft_package": True},
@@ -73,5 +73,4 @@ RULES: tuple[Rule, ...] = (
         fix="Set checkpoint.save or ft.enable_ft_package=false.",
         passes={"checkpoint.save": "checkpoints"},
     ),
-    _settings_of_disabled_features,
 )

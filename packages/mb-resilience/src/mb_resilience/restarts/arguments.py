@@ -10,8 +10,8 @@ from typing import Any, Literal
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.errors import RestartSetupError
 from mb_resilience.restarts.rank_faults import RankFault
+from mb_resilience.rule_kinds import check_section
 from mb_resilience.rules import RULES
-from mb_resilience.section_check import check_section
 
 ABORT_ENVIRONMENT: Mapping[str, str] = {
     "TORCH_CPP_LOG_LEVEL": "error",

@@ -11,7 +11,7 @@ from mb_resilience.rule_kinds import (
 )
 from mb_schema.paths import path_rule
 from mb_schema.rule_kinds import excludes, section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 inprocess_restart_rule = partial(section_rule, "inprocess_restart")
 
@@ -105,7 +105,7 @@ def _only_node_excluded(enabled, granularity, *, processes, local_world_size):
 RULES: tuple[Rule, ...] = (
     *(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=71)),
     unused_while_disabled("R14", "inprocess_restart", InProcessRestartConfig, switch="enabled"),
-    _rejected_by_nvrx,
+    *rules_in(globals()),
     requires_nvrx(
         "R45",
         "inprocess_restart.enabled",
@@ -113,9 +113,6 @@ RULES: tuple[Rule, ...] = (
         fix="Install mb-resilience[nvrx], or set inprocess_restart.enabled=false.",
     ),
     requires_nvrx_version("R46", "inprocess_restart.enabled"),
-    _more_active_ranks_than_processes,
-    _unlimited_restarts,
-    _only_node_excluded,
     excludes(
         "R47",
         {"inprocess_restart.enabled": True, "ft.enable_ft_package": True},

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from mb_resilience.stops.fork_signals import forget, restore_in_forks
+from mb_resilience.stops.signals import forget, restore_in_forks
 
 
 class HeldSignals:

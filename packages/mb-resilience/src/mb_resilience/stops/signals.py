@@ -5,14 +5,47 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 from mb_resilience.errors import StopSetupError
-from mb_resilience.stops.fork_signals import forget, restore_in_forks
+
+_handlers: dict[int, tuple[frozenset[int], Callable[[], object]]] = {}
+"""Signals that have a handler, and the function that restores the previous ones; by key, the innermost last."""
+_forking = threading.local()
+
+
+def restore_in_forks(key: object, signals: Iterable[int], restore: Callable[[], object]) -> None:
+    """Call `restore` in processes that are forked from now on, until `forget`."""
+    _handlers[id(key)] = (frozenset(signals), restore)
+
+
+def forget(key: object) -> None:
+    """Call the function of a key no longer."""
+    _handlers.pop(id(key), None)
+
+
+def _block() -> None:
+    watched = frozenset[int]().union(*(signals for signals, _ in [*_handlers.values()]))
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _restore() -> None:
+    for _, restore in reversed([*_handlers.values()]):
+        restore()
+    _handlers.clear()
+    _unblock()
+
+
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore)
+
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAUNCHED_DEBOUNCE_SECONDS = 1.0

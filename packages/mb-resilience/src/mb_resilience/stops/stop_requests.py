@@ -1,6 +1,7 @@
 """Stop requests of a run before its last step, agreed by all ranks: a signal, or a duration limit. No torch."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,52 @@ from mb_resilience.process_group import RankInfo, new_connection
 from mb_resilience.stops.agreed_stop import AgreedStop, Watcher, require_watcher
 from mb_resilience.stops.decision_exchange import KeyValueStore
 from mb_resilience.stops.signals import announce_stop, watch_run_signals
-from mb_resilience.stops.watchers import CombinedWatcher, DeadlineWatcher
+
+
+class DeadlineWatcher:
+    """Watcher that requests a stop when the job has run for a number of minutes on this rank.
+
+    Args:
+        minutes: duration of the job.
+        start_time: start of the job, on `clock`.
+        what: name of the limit in the reason, such as the setting.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        minutes: float,
+        *,
+        start_time: float,
+        what: str = "the time",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._end = start_time + 60 * minutes
+        self._text = f"{what} has passed"
+        self._clock = clock
+
+    @property
+    def received(self) -> str | None:
+        """Reason of the stop request; None before the deadline."""
+        return self._text if self._clock() >= self._end else None
+
+
+class CombinedWatcher:
+    """Watcher that combines several watchers.
+
+    Args:
+        watchers: watchers in the order in which they are checked.
+    """
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    @property
+    def received(self) -> str | None:
+        """First stop request among the watchers; None without a request."""
+        requests = (watcher.received for watcher in self._watchers)
+        return next((request for request in requests if request is not None), None)
+
 
 STORE_TIMEOUT_SECONDS = 600.0
 """Longest wait for an answer of the store, such as while rank 0 is suspended."""

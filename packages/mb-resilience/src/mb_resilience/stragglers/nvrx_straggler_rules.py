@@ -4,7 +4,7 @@ from functools import partial
 
 from mb_resilience.rule_kinds import requires_nvrx, requires_nvrx_version
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 nvrx_straggler_rule = partial(section_rule, "nvrx_straggler")
 
@@ -69,7 +69,7 @@ def _invalid_numbers(enabled, profiling_interval, num_gpu_perf_scores_to_print):
 
 
 RULES: tuple[Rule, ...] = (
-    invalid_detector_settings,
+    *rules_in(globals()),
     requires_nvrx(
         "R32",
         "nvrx_straggler.enabled",
@@ -77,7 +77,5 @@ RULES: tuple[Rule, ...] = (
         fix="Install it, or set nvrx_straggler.enabled=false; straggler.log_straggler=true does not need it.",
     ),
     requires_nvrx_version("R41", "nvrx_straggler.enabled"),
-    _no_gpu,
-    _invalid_numbers,
 )
 """Rules without R13, which reads the defaults of the section: the section itself applies the first one."""

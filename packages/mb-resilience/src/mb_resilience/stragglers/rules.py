@@ -6,7 +6,7 @@ from mb_resilience.config import StragglerDetectionConfig
 from mb_resilience.rule_kinds import unused_while_disabled, without_effect
 from mb_schema.cuda_graphs import captures_full_iteration
 from mb_schema.rule_kinds import section_rule
-from mb_schema.rules import Rule
+from mb_schema.rules import Rule, rules_in
 
 straggler_rule = partial(section_rule, "straggler")
 
@@ -84,8 +84,5 @@ def _no_separate_forward_passes(
 
 RULES: tuple[Rule, ...] = (
     unused_while_disabled("R12", "straggler", StragglerDetectionConfig, switch="log_straggler"),
-    _invalid_timer_settings,
-    _address_of_closed_port,
-    _timer_cannot_start,
-    _no_separate_forward_passes,
+    *rules_in(globals()),
 )

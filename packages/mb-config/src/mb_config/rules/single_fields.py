@@ -1,8 +1,9 @@
-"""Fields with a Megatron name that this version does not implement. Setting one is rejected, not ignored."""
+"""Rules on one field each: fields without an implementation, numbers that exceed any machine, and paths."""
 
 from __future__ import annotations
 
-from mb_schema.rule_kinds import unsupported
+from mb_schema.paths import path_rule
+from mb_schema.rule_kinds import at_most, unsupported
 from mb_schema.rules import Rule
 
 _NOT_IMPLEMENTED = (
@@ -57,7 +58,33 @@ _FIELDS: tuple[tuple[str, str, object, object, str], ...] = (
 )
 """Id, field, neutral value, an example that fails, and the fix."""
 
-RULES: tuple[Rule, ...] = tuple(
-    unsupported(number, path, neutral, fails=fails, fix=fix, why=_NOT_IMPLEMENTED)
-    for number, path, neutral, fails, fix in _FIELDS
+SIZE_RULES = "SZ"
+"""Prefix of the rules of all packages on numbers so large that they are typos, which are reported before anything is
+computed."""
+
+_BATCHES = {
+    "SZ06a": "train.global_batch_size",
+    "SZ06b": "train.micro_batch_size",
+    "SZ06c": "validation.eval_global_batch_size",
+    "SZ06d": "validation.eval_micro_batch_size",
+}
+
+PATH_FIELDS = (
+    "optimizer.config_logger_dir",
+    "dist.nccl_communicator_config_path",
+    "dist.flight_recorder_dump_path",
+)
+"""Fields that name files or directories: local paths only."""
+
+RULES: tuple[Rule, ...] = (
+    *(
+        at_most(number, path, 10**8, why="a step reads all of these sequences before it updates the weights")
+        for number, path in _BATCHES.items()
+    ),
+    at_most("SZ07", "facts.world_size", 10**8, why="no cluster has so many GPUs"),
+    *(
+        unsupported(number, path, neutral, fails=fails, fix=fix, why=_NOT_IMPLEMENTED)
+        for number, path, neutral, fails, fix in _FIELDS
+    ),
+    *(path_rule(number, path) for number, path in enumerate(PATH_FIELDS, start=61)),
 )

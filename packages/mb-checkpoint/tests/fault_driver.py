@@ -1,7 +1,8 @@
 """Injection of a fault at each file operation of a save or a load, and check of the remaining checkpoints.
 
 Imports torch and Megatron once and forks the ranks of every run. As a program it prints a JSON summary.
-Usage: fault_driver.py FOLDER RANKS:[fsdp-|torch-]sync|async|load:STRIDE ... (stride 1: every operation)
+Usage: fault_driver.py FOLDER RANKS:[fsdp-|torch-]sync|async|load[-prune]:STRIDE ... (stride 1: every operation; prune:
+only those after the commit, which delete the checkpoint before the previous one)
 """
 
 import contextlib
@@ -84,12 +85,17 @@ SLOW = 5
 """Fraction of the points at which a writer is stopped, as each takes that time."""
 
 
+FILES = {"latest_checkpointed_iteration.txt", "latest_train_state.pt"}
+"""Files next to the checkpoints; none else may remain."""
+
+
 class Matrix:
     """All points of one kind of run."""
 
     def __init__(self, world, mode, stride, folder):
         self.world, self.stride, self.folder = world, stride, folder
-        layout, _, self.mode = mode.rpartition("-")
+        self.prune = mode.endswith("-prune")
+        layout, _, self.mode = mode.removesuffix("-prune").rpartition("-")
         self.make = {"": TinyStateRun, "fsdp": FsdpRun, "torch": TorchRun}[layout]
         self.template, self.root = folder / "template", folder / "root"
         self.section = (
@@ -98,28 +104,37 @@ class Matrix:
         self.points, self.problems, self.by = 0, [], {}
 
     def run(self):
-        first = fork_ranks(self.world, self.folder, lambda _: saved(self.make(self.template, 10).save()))
-        assert first == ["SavedCheckpoint"] * self.world, first
+        for step in (5, 10):
+            work = self.saving(self.template, step)
+            assert fork_ranks(self.world, self.folder, work) == ["SavedCheckpoint"] * self.world
         logs = self.record()
         for (rank, process), names in logs.items():
+            first = committed_at(names) if self.prune else 0
             for kind, applies in fault_points.APPLIES.items():
                 if kind in fault_points.WRITER_ALONE and process == "main":
                     continue  # a crash is a kill
-                numbers = [number for number, name in enumerate(names) if name in applies]
+                numbers = [number for number, (name, _) in enumerate(names) if name in applies]
+                numbers = [number for number in numbers if number >= first]
                 stride = self.stride * (SLOW if kind == "stop" else 1)
                 for number in numbers[stride // 2 :: stride] or numbers[-1:]:
-                    self.look_at(rank, process, number, kind, names[number])
+                    self.look_at(rank, process, number, kind, " ".join(names[number]))
         return {"points": self.points, "by": self.by, "problems": self.problems}
 
     def record(self):
         ended = self.attempt(None, None, None, "kill")
         assert set(ended) <= {"SavedCheckpoint", "resumed"}, ended
         return {
-            (rank, process): (self.folder / f"log_{rank}.{process}").read_text().split()
+            (rank, process): [
+                tuple(line.split(" ", 1))
+                for line in (self.folder / f"log_{rank}.{process}").read_text().splitlines()
+            ]
             for rank in range(self.world)
             for process in ("main", "worker")
             if (self.folder / f"log_{rank}.{process}").exists()
         }
+
+    def saving(self, root, step, **section):
+        return lambda _: saved(self.make(root, step, **{"most_recent_k": 2, **section}).save())
 
     def attempt(self, rank, process, number, kind):
         shutil.rmtree(self.root, ignore_errors=True)
@@ -135,7 +150,7 @@ class Matrix:
             if self.mode == "load":
                 return self.make(self.root, 1).load().source
             limit = {"async_hang_seconds": HANG_SECONDS} if kind == "stop" else {}
-            return saved(self.make(self.root, 20, **self.section, **limit).save())
+            return self.saving(self.root, 20, **self.section, **limit)(own)
 
         return fork_ranks(self.world, self.folder, work)
 
@@ -157,9 +172,11 @@ class Matrix:
         if kind not in fault_points.KILLS and self.mode != "load":
             assert len(set(ended)) == 1, "the ranks disagree"
             assert len(alive) == len(ended), "an error ended the run"
+        if self.prune and kind not in fault_points.KILLS:
+            assert set(ended) == {"SavedCheckpoint"}, "a failed deletion became a failed save"
         newest = select_checkpoint(self.root)
         assert newest is not None, "nothing to resume from"
-        assert newest.step in (10, 20), newest
+        assert newest.step in ((20,) if self.prune else (10, 20)), newest
         if "SavedCheckpoint" in ended:
             assert newest.step == 20, "a save that was reported is lost"
         for step in {10, newest.step}:
@@ -167,14 +184,23 @@ class Matrix:
             assert not find_hash_mismatches(path, read_manifest(path).files), f"step {step} was changed"
         resumed = fork_ranks(self.world, self.folder, lambda _: self.resume())
         assert resumed == [[newest.step, [float(newest.step)], "SavedCheckpoint", 30]] * self.world, resumed
+        # A folder that no tracker named does not count, and is deleted once two newer ones do.
+        found = {path.name for path in self.root.iterdir()} - {"iter_0000020"}
+        assert found == {f"iter_{step:07d}" for step in {newest.step, 30} - {20}} | FILES, found
 
     def resume(self):
-        run = self.make(self.root, 1)
+        run = self.make(self.root, 1, most_recent_k=2)
         step = run.load().step
         values = sorted(run.model.values())
         run.state.train_state.step = 30
         done = saved(run.save())
         return [step, values, done, select_checkpoint(self.root).step]
+
+
+def committed_at(names):
+    """Return the number of the first operation after the commit; that of none if another process commits."""
+    synced = [number for number, name in enumerate(names) if name == ("fsync", "")]
+    return synced[-1] + 1 if synced else len(names)
 
 
 def summary(folder, wanted):

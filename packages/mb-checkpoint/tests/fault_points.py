@@ -44,7 +44,7 @@ class Plan:
 
     root: str
     log: str
-    """File outside the root: each operation is appended, one name a line."""
+    """File outside the root: each operation is appended, its name and its path below the root in a line."""
     process: str = "main"
     number: int | None = None
     kind: str = "kill"
@@ -63,7 +63,7 @@ class Points:
         if not self.on or not str(path).startswith(self.plan.root):
             return
         number, self.count = self.count, self.count + 1
-        self.log.write(name + "\n")
+        self.log.write(f"{name} {str(path).removeprefix(self.plan.root)}\n")
         self.log.flush()
         plan = self.plan
         if plan.number != number or plan.process != self.process or name not in APPLIES[plan.kind]:

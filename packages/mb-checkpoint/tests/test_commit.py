@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import complete_checkpoint
 import pytest
@@ -20,6 +21,7 @@ from mb_checkpoint.save.commit import (
     remove_folder,
     unwritable_reason,
 )
+from mb_checkpoint.save.retention import prune
 
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkstemp"}
 
@@ -57,12 +59,45 @@ def test_the_same_step_can_be_saved_again(tmp_path):
     assert select_checkpoint(tmp_path).step == 10
 
 
+def left_by_killed_processes(root):
+    """Save a checkpoint, and leave what processes that were killed leave next to it."""
+    complete_checkpoint.save(root, 10)
+    for name in (
+        ".removing_iter_0000001",
+        ".removing_.replaced_iter_0000002",
+        ".replaced_iter_0000010",
+        ".saving_iter_0000005.0a1b2c3d",
+    ):
+        (root / name).mkdir()
+        (root / name / "__0_0.distcp").touch()
+    for name in (".latest_train_state.pt", ".latest_checkpointed_iteration.txt", "..storage_run"):
+        (root / f"{name}.0123456789abcdef").touch()
+    (root / ".best.0123456789abcdef").symlink_to("iter_0000010")
+    return [".latest_other.0123456789abcdef", "iter_0000010", "latest_checkpointed_iteration.txt"]
+
+
 def test_what_interrupted_saves_left_is_removed_by_the_next_one(tmp_path):
-    open_staging(tmp_path, 5)
-    (tmp_path / ".removing_iter_0000001").mkdir()
-    complete_checkpoint.save(tmp_path, 10)
-    (tmp_path / ".replaced_iter_0000010").mkdir()
-    assert names(open_staging(tmp_path, 20).parent)[1:2] == ["iter_0000010"]
+    kept = left_by_killed_processes(tmp_path)
+    (tmp_path / kept[0]).touch()  # of another program
+    staging = open_staging(tmp_path, 20)
+    assert names(tmp_path) == sorted([*kept, "latest_train_state.pt", staging.name])
+
+
+def test_prune_removes_what_interrupted_saves_left(tmp_path):
+    kept = left_by_killed_processes(tmp_path)
+    assert len(prune(tmp_path, keep=1, unfinished=True).removed) == 8
+    assert names(tmp_path) == sorted([*kept[1:], "latest_train_state.pt"])
+
+
+def test_what_cannot_be_removed_does_not_keep_a_run_from_saving(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    left = Path(".removing_iter_0000001")
+    (left / "folder").mkdir(parents=True)
+    with complete_checkpoint.unreadable(left):
+        complete_checkpoint.save(Path(), 10)
+    assert f"could not delete {left}, which an interrupted save has left: Permission denied" in caplog.text
+    complete_checkpoint.save(Path(), 20)
+    assert not left.exists()
 
 
 def test_writing_the_manifest_reports_progress(tmp_path):

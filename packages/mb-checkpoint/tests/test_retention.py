@@ -279,7 +279,8 @@ def test_a_writer_that_dies_while_it_deletes_is_reported(tmp_path):
     pruning = Pruning(lines.append)
     pruning.start(pruning_of(tmp_path, 10), DyingWriter())
     pruning.poll(blocking=False)
-    assert lines == [f"could not delete the old checkpoint {tmp_path}: the writer process died by SIGKILL"]
+    reason = "the writer process died by SIGKILL. The next save tries again."
+    assert lines == [f"could not delete old checkpoints in {tmp_path}: {reason}"]
 
 
 class IdleWriter:
@@ -320,7 +321,8 @@ class NoWriter:
 def test_a_deletion_that_cannot_be_started_is_reported(tmp_path):
     lines = []
     Pruning(lines.append).start(pruning_of(tmp_path, 10), NoWriter())
-    assert lines == [f"could not delete the old checkpoint {tmp_path}: Resource temporarily unavailable"]
+    reason = "Resource temporarily unavailable. The next save tries again."
+    assert lines == [f"could not delete old checkpoints in {tmp_path}: {reason}"]
 
 
 def test_a_save_after_a_restart_reads_no_earlier_checkpoint(tmp_path):

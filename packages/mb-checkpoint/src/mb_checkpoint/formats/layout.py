@@ -1,6 +1,7 @@
 """Names of files and folders, and the files that a folder must hold to be a checkpoint."""
 
 import re
+import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,8 @@ STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
 BEST_LINK = "best"
 """Link to the best checkpoint by a validation metric, next to the step folders."""
+STORAGE_RUN = ".storage_run"
+"""File with the identity of the run whose storage has copies of the checkpoints, next to the step folders."""
 
 MARKER_FILES = (RUN_CONFIG, TRAIN_STATE, FORMAT_MARKER, TENSOR_INDEX)
 """Files any of which makes a folder a checkpoint, complete or not."""
@@ -34,6 +37,8 @@ _LEGACY_RANK = re.compile(r"mp_rank_\d{2}(_\d{3})*")
 _COMMON = "common.pt"
 _REPLACED = ".replaced_"
 _STAGING = ".saving_"
+_REMOVING = ".removing_"
+_REPLACED_FILES = (STATE_TRACKER, STEP_TRACKER, BEST_LINK, STORAGE_RUN)
 _STEP_FOLDER = re.compile(r"(?:\.replaced_)?iter_(\d{7,})")
 
 
@@ -80,6 +85,34 @@ def staging_directories(root: Path) -> list[Path]:
 def replaced_directory(root: Path, step: int) -> Path:
     """Return the temporary name of the older folder of a step while the new folder takes its name."""
     return root / f"{_REPLACED}{iteration_directory(root, step).name}"
+
+
+def removing_directory(directory: Path) -> Path:
+    """Return the hidden name of a checkpoint folder while it is deleted."""
+    return directory.with_name(f"{_REMOVING}{directory.name}")
+
+
+def temporary_name(path: Path) -> Path:
+    """Return an unused name in the same folder, for the file or link that is to replace one atomically."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def leftovers(root: Path) -> list[Path]:
+    """Return what processes that died have left next to the step folders, by name.
+
+    Staging folders, partially deleted folders, replaced folders whose successor has its name, and files and links that
+    were to replace others. Those of processes that work there are among them.
+    """
+    found = staging_directories(root)
+    for path in root.glob(f"{_REMOVING}*"):
+        if step_of(path.with_name(path.name.removeprefix(_REMOVING))) is not None:
+            found.append(path)
+    for path in root.glob(f"{_REPLACED}iter_*"):
+        if path.with_name(path.name.removeprefix(_REPLACED)).exists():
+            found.append(path)
+    for name in _REPLACED_FILES:
+        found += root.glob(f".{name}.{'[0-9a-f]' * 16}")
+    return sorted(found)
 
 
 def legacy_ranks(directory: Path) -> list[Path]:

@@ -5,7 +5,6 @@ those that exist, without a file that could name another one. Retention keeps it
 """
 
 import math
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mb_checkpoint.errors import ManifestError
-from mb_checkpoint.formats.layout import BEST_LINK, checkpoints_in, steps_in
+from mb_checkpoint.formats.layout import BEST_LINK, checkpoints_in, steps_in, temporary_name
 from mb_checkpoint.formats.manifest import Manifest, read_manifest
 
 BEST_METRIC = "best_metric"
@@ -89,7 +88,7 @@ def link_best(root: Path, *, up_to: int) -> None:
     link = root / BEST_LINK
     if best is None or (link.exists() and not link.is_symlink()):
         return
-    fresh = root / f".{BEST_LINK}.{secrets.token_hex(8)}"
+    fresh = temporary_name(link)
     with suppress(OSError):
         fresh.symlink_to(best.path.name, target_is_directory=True)
         fresh.replace(link)

@@ -3,6 +3,7 @@
 A reader sees either the complete checkpoint or none.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -10,12 +11,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mb_checkpoint.errors import CheckpointFolderError
+from mb_checkpoint.errors import CheckpointFolderError, cause_of
 from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.formats.layout import (
     MANIFEST,
@@ -23,12 +24,16 @@ from mb_checkpoint.formats.layout import (
     STEP_TRACKER,
     TRAIN_STATE,
     iteration_directory,
+    leftovers,
     replaced_directory,
     staging_directory,
+    temporary_name,
 )
 from mb_checkpoint.formats.manifest import FileEntry, Manifest, encode_manifest, hash_file
 
-METADATA_THREADS = 32
+logger = logging.getLogger(__name__)
+
+METADATA_THREADS = 64
 """Number of small files that are read or deleted concurrently: on a shared file system each takes its round trips."""
 
 
@@ -49,15 +54,17 @@ def write_atomically(path: Path, content: bytes) -> None:
 def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
     """Write a temporary file next to `path`, fsync it, and yield a function that renames it to `path`."""
     # Not tempfile, whose files only the owner can read.
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    name = temporary_name(path)
     try:
         with name.open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         yield lambda: name.replace(path)
-    finally:
-        name.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            name.unlink(missing_ok=True)
+        raise
 
 
 def fsync_path(path: Path) -> None:
@@ -140,22 +147,26 @@ def unwritable_reason(path: Path | str) -> str | None:
 def open_staging(root: Path, step: int) -> Path:
     """Create the empty staging folder of a step and remove the remains of interrupted saves.
 
-    A root has a single writer: the caller owns every staging folder in it.
+    A root has a single writer: the caller owns every staging folder in it. What cannot be removed is logged, and the
+    next save tries again: a surviving process may write to it, or have it open on NFS.
     """
     root.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(root)
+    for path in leftovers(root):
+        try:
+            remove_leftover(path)
+        except OSError as error:
+            logger.warning(f"could not delete {path}, which an interrupted save has left: {cause_of(error)}")
     staging = staging_directory(root, step, attempt=secrets.token_hex(4))
     staging.mkdir()
     return staging
 
 
-def _remove_leftovers(root: Path) -> None:
-    """Remove unfinished saves, partially deleted folders, and replaced folders whose successor is in place."""
-    for folder in (*root.glob(".saving_iter_*"), *root.glob(".removing_iter_*")):
-        remove_folder(folder)
-    for folder in root.glob(".replaced_iter_*"):
-        if folder.with_name(folder.name.removeprefix(".replaced_")).exists():
-            remove_folder(folder)
+def remove_leftover(path: Path, *, progress: Callable[[int], object] = lambda _files: None) -> None:
+    """Remove one of `layout.leftovers`; arguments and errors as `remove_folder`."""
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path, progress=progress)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_folder(path: Path, *, progress: Callable[[int], object] = lambda _files: None) -> None:

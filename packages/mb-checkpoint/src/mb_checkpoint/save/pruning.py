@@ -38,7 +38,7 @@ class Pruning:
                 writer.submit(job)
                 self._in_progress = job, writer
         except OSError as error:
-            self._report(PruneResult(not_removed=((job.root, cause_of(error)),)))
+            self._failed(job, cause_of(error))
 
     def poll(self, *, blocking: bool) -> None:
         """Report the deletion in progress if it is done, or wait for it. Not collective."""
@@ -47,7 +47,10 @@ class Pruning:
             result = writer.result()
             if result is not None:
                 self._in_progress = None
-                self._report(result.pruned or PruneResult(not_removed=((job.root, str(result.failure)),)))
+                if result.pruned is None:
+                    self._failed(job, str(result.failure))
+                else:
+                    self._report(result.pruned)
             elif blocking:
                 self._sleep(POLL_SECONDS)
             else:
@@ -56,6 +59,9 @@ class Pruning:
     def cancel(self) -> None:
         """Forget the deletion in progress, whose process has been ended. The next save deletes what is left."""
         self._in_progress = None
+
+    def _failed(self, job: PruneJob, reason: str) -> None:
+        self._log(f"could not delete old checkpoints in {job.root}: {reason}. The next save tries again.")
 
     def _report(self, pruned: PruneResult) -> None:
         for path, reason in pruned.not_removed:

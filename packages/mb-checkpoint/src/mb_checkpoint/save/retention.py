@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
-from mb_checkpoint.formats.layout import staging_directories, steps_in
+from mb_checkpoint.formats.layout import leftovers, removing_directory, steps_in
 from mb_checkpoint.inspect.best import ranked_checkpoints
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.select import tracked_steps
 from mb_checkpoint.locks import try_exclusive_lock
-from mb_checkpoint.save.commit import remove_folder
+from mb_checkpoint.save.commit import remove_folder, remove_leftover
 from mb_checkpoint.save.kept_steps import steps_to_remove
 
 
@@ -85,9 +85,9 @@ def prune(  # noqa: PLR0913 - what is deleted, each by name
         dry_run: Delete nothing; `removed` lists the folders that would be deleted.
         verified: Cache of verified checkpoints; None starts with an empty one.
         contents: Verify contents; False compares only sizes.
-        unfinished: Also delete the remains of unfinished saves, unless a process holds `locks.writer_lock` or the file
-            system has no locks. Use only if every process that saves there holds that lock: otherwise this deletes data
-            that is being written.
+        unfinished: Also delete the remains of interrupted saves and deletions, unless a process holds
+            `locks.writer_lock` or the file system has no locks. Use only if every process that saves there holds that
+            lock: otherwise this deletes data that is being written.
         progress: Called after each file that is deleted, in any thread.
 
     Raises:
@@ -179,15 +179,15 @@ class _Pruning:
             self.not_removed.append((path, cause_of(error)))
 
     def remove_unfinished(self, root: Path) -> None:
-        """Delete staging folders while no process can start to save there."""
+        """Delete what dead processes have left while no process can start to save there."""
         with try_exclusive_lock(root) as lock:
-            for path in staging_directories(root):
+            for path in leftovers(root):
                 if lock != "acquired":
                     self.not_removed.append((path, KEPT_REASONS[lock]))
                     continue
                 try:
                     if not self._dry_run:
-                        remove_folder(path, progress=self._progress)
+                        remove_leftover(path, progress=self._progress)
                     self.removed.append(path)
                 except OSError as error:
                     self.not_removed.append((path, cause_of(error)))
@@ -203,7 +203,7 @@ class _Pruning:
 
 
 def _remove(path: Path, *, dry_run: bool, progress: Callable[[int], object]) -> bool:
-    hidden = path.with_name(f".removing_{path.name}")
+    hidden = removing_directory(path)
     with try_exclusive_lock(path) as lock:
         # Without locks, readers are unknown, and old checkpoints are deleted all the same.
         free = lock != "taken"

@@ -1,6 +1,5 @@
 """Writing the data files of one rank: tensors and bytes into `.distcp` files, hashed while they are written."""
 
-import io
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -207,11 +206,18 @@ def collect_results(folder: Path, world_size: int) -> list[WrittenFiles]:
         OSError: The result of a rank is missing.
     """
 
-    def collect(rank: int) -> WrittenFiles:
-        path = Path(folder, RESULT.format(rank))
-        result: WrittenFiles = pickle.load(io.BytesIO(path.read_bytes()))
-        path.unlink()
-        return result
+    # One task for each thread, and no unpickling in it: while they wait for files, the threads share one lock.
+    def collect(first: int) -> list[bytes]:
+        return [_read_and_remove(folder / RESULT.format(rank)) for rank in range(first, world_size, threads)]
 
-    with ThreadPoolExecutor(METADATA_THREADS) as pool:
-        return list(pool.map(collect, range(world_size)))
+    threads = min(METADATA_THREADS, world_size)
+    with ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(collect, range(threads)))
+    return [pickle.loads(parts[rank % threads][rank // threads]) for rank in range(world_size)]
+
+
+def _read_and_remove(path: Path) -> bytes:
+    with path.open("rb", buffering=0) as stream:
+        content = stream.read()
+    path.unlink()
+    return content

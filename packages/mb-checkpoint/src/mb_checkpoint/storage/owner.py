@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint.errors import StorageError
+from mb_checkpoint.formats.layout import STORAGE_RUN
 from mb_checkpoint.save.commit import write_atomically
 from mb_checkpoint.storage.storage import Storage
 
 OWNER = "run.json"
 """Name of the file in the storage."""
-RUN_FILE = ".storage_run"
 """Name of the file in the folder of checkpoints."""
 LARGEST_RECORD = 1 << 16
 """Bytes of the largest small file of a storage that is read."""
@@ -158,7 +158,7 @@ def _damaged() -> StorageError:
 def run_of_folder(root: Path) -> str | None:
     """Return the identity of the run in a folder of checkpoints; None if it has none."""
     try:
-        with (root / RUN_FILE).open(encoding="ascii", errors="replace") as stream:
+        with (root / STORAGE_RUN).open(encoding="ascii", errors="replace") as stream:
             text = stream.read(LARGEST_RECORD).strip()
     except OSError:
         return None
@@ -173,7 +173,7 @@ def remember_run(root: Path, run: str) -> None:
     """
     if run_of_folder(root) != run:
         root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / RUN_FILE, f"{run}\n".encode())
+        write_atomically(root / STORAGE_RUN, f"{run}\n".encode())
 
 
 def read_small(storage: Storage, name: str, *, largest: int = LARGEST_RECORD) -> bytes | None:

@@ -573,6 +573,26 @@ def plans_of_states(constant):
     return found
 
 
+def collector_while_planning():
+    """Plan; return whether Python's garbage collector is on in each plan, and afterwards."""
+    import gc
+
+    from mb_checkpoint.megatron import plan
+
+    save, is_on = plan.dist_checkpointing.save, []
+
+    def recording(*args, **options):
+        is_on.append(gc.isenabled())
+        return save(*args, **options)
+
+    plan.dist_checkpointing.save = recording
+    try:
+        plans_of_states(False)
+    finally:
+        plan.dist_checkpointing.save = save
+    return [*is_on, gc.isenabled()]
+
+
 def tensor_that_no_rank_writes():
     """Plan a tensor of which every rank is a replica; return the errors."""
     from pathlib import Path

@@ -39,6 +39,10 @@ def test_a_plan_is_reused_until_the_tensors_of_a_rank_change(two_ranks):
     assert other[0] is None
 
 
+def test_garbage_is_not_collected_while_plans_arrive(two_ranks):
+    assert two_ranks.run(rank_work.collector_while_planning) == [[False, False, False, True]] * 2
+
+
 def test_tensors_declared_constant_are_not_compared(two_ranks):
     first, same, changed = two_ranks.run(rank_work.plans_of_states, True)[0]
     assert first == same == changed

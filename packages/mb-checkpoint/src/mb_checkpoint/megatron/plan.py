@@ -1,5 +1,8 @@
 """Access to Megatron Core's planning: the pieces that each rank writes, and the index of all pieces. Writes no data."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +58,7 @@ class TorchDistSavePlanner:
             validate: Check that the ranks' pieces cover each tensor exactly once, if they are planned again.
         """
         self._strategy.validate = validate
-        with quiet():
+        with quiet(), garbage_collection_paused():
             plan: WritePlan = dist_checkpointing.save(
                 state,
                 str(directory),
@@ -65,6 +68,21 @@ class TorchDistSavePlanner:
                 content_metadata=metadata,
             )
         return plan
+
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause Python's collector, which would search all pieces again and again while they arrive: a third of the time.
+
+    What is in no reference cycle, such as pieces and plans, is freed all the same.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron has no types

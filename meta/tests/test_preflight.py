@@ -148,7 +148,7 @@ def test_a_recipe_for_gpus_is_refused_here_and_passes_for_the_gpu_that_is_named(
     assert (
         """\
       Switch them off, or use transformer_impl "transformer_engine" on a GPU.
-      Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.
+      Or check it for the GPU that it is meant for (option --gpu of check and plan): this machine has none.
       model.transformer_impl from resolve: no Transformer Engine on this machine
 """
         in here.stdout

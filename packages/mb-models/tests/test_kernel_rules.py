@@ -27,7 +27,6 @@ from mb_models.config import GPTModelConfig  # noqa: E402
 from mb_models.rules import kernels as kernel_rules  # noqa: E402
 from mb_models.rules.cuda_graphs import RULES as GRAPH_RULES  # noqa: E402
 from mb_models.rules.kernels import KERNEL_MODULES, kernel_facts  # noqa: E402
-from mb_models.rules.transformer_engine import release  # noqa: E402
 from mb_models.training.gpu_only import GPU_ONLY  # noqa: E402
 
 BY_ID = {rule.id: rule for rule in (*kernel_rules.RULES, *GRAPH_RULES)}
@@ -168,14 +167,6 @@ def test_every_rule_reads_fields_of_a_section():
     names = {f"model.{name}" for cls in classes for name in cls.__dataclass_fields__}
     for rule in kernel_rules.RULES:
         assert {path for path in rule.fields if path.startswith("model.")} <= names
-
-
-@pytest.mark.parametrize(
-    ("version", "numbers"),
-    [("2.7.0.dev0+abc", (2, 7)), ("2", (2, 0)), ("2.13", (2, 13)), ("1.14.0+cu12", (1, 14)), ("", (0, 0))],
-)
-def test_versions_are_compared_by_their_first_two_numbers(version, numbers):
-    assert release(version) == numbers
 
 
 @pytest.mark.parametrize(

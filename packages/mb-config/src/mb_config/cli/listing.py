@@ -57,7 +57,9 @@ def _entry(problem: Problem, colours: Colours) -> list[str]:
     head = f"  {colours(f'{problem.severity} {problem.id}', colour)}  {path}: {problem.message}"
     body = [f"because {problem.why}", problem.fix]
     if problem.origin.get("model.transformer_impl") == NO_TRANSFORMER_ENGINE:
-        body.append("Or name the GPU that it is meant for, as in --gpu h100: the check is for this machine.")
+        body.append(
+            "Or check it for the GPU that it is meant for (option --gpu of check and plan): this machine has none."
+        )
     return [head, *(f"      {text}" for text in (*body, *origin_texts(problem)))]
 
 

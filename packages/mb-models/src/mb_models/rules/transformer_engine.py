@@ -10,6 +10,7 @@ from functools import partial
 
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule
+from mb_schema.versions import at_least
 
 model_rule = partial(section_rule, "model")
 
@@ -95,16 +96,8 @@ def _formats_without_engine(fp8, fp4, *, transformer_engine, cpu):
     return None
 
 
-def release(version: str) -> tuple[int, int]:
-    """Return the major and the minor number of a version; a missing number is 0."""
-    parts = version.partition("+")[0].split(".")
-    digits = ["".join(char for char in part if char.isdecimal()) for part in parts[:2]]
-    major, minor = (int(number or 0) for number in [*digits, "0"][:2])
-    return major, minor
-
-
 def _version_below(version: str, needed: tuple[int, int]) -> str | None:
-    if release(version) >= needed:
+    if at_least(version, *needed):
         return None
     return f"needs Transformer Engine {needed[0]}.{needed[1]}, not {version}"
 

@@ -13,7 +13,6 @@ import torch
 from mb_checkpoint import CheckpointConfig, TorchCheckpointer, fetch_checkpoint, upload_checkpoint
 from mb_checkpoint.errors import StorageError
 from mb_checkpoint.storage.checkpoints import find_stored, list_stored, set_latest
-from mb_checkpoint.storage.fetch import stored_run_config
 from mb_checkpoint.storage.owner import (
     StorageOwner,
     claim_storage,
@@ -23,6 +22,7 @@ from mb_checkpoint.storage.owner import (
     require_owner,
     run_of_folder,
 )
+from mb_checkpoint.storage.run_config import stored_run_config
 from mb_checkpoint.storage.storage import open_storage
 from mb_checkpoint.storage.uploader import Destination, StorageUploader
 

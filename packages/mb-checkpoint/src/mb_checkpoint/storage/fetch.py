@@ -1,11 +1,9 @@
-"""Copying a checkpoint from a storage into a folder of checkpoints, by all ranks together; its settings, before."""
+"""Copying a checkpoint from a storage into a folder of checkpoints, by all ranks together."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from mb_checkpoint.collectives import gather, number_of_ranks, on_rank_zero, own_rank
-from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import (
     CheckpointNotFoundError,
     NoIntactCheckpointError,
@@ -13,9 +11,8 @@ from mb_checkpoint.errors import (
     cause_of,
     first_of,
 )
-from mb_checkpoint.formats.foreign import is_same_folder
-from mb_checkpoint.formats.layout import MANIFEST, RUN_CONFIG, iteration_directory
-from mb_checkpoint.formats.manifest import files_of_rank, hash_chunks
+from mb_checkpoint.formats.layout import MANIFEST, iteration_directory
+from mb_checkpoint.formats.manifest import files_of_rank
 from mb_checkpoint.inspect.best import link_best
 from mb_checkpoint.save.commit import commit, discard, open_staging, write_atomically
 from mb_checkpoint.storage.checkpoints import (
@@ -25,15 +22,8 @@ from mb_checkpoint.storage.checkpoints import (
     find_stored,
     list_stored,
 )
-from mb_checkpoint.storage.owner import (
-    StorageOwner,
-    is_of_run,
-    read_owner,
-    read_small,
-    remember_run,
-    run_of_folder,
-)
-from mb_checkpoint.storage.storage import Storage, open_storage
+from mb_checkpoint.storage.owner import StorageOwner, read_owner, remember_run, run_of_folder
+from mb_checkpoint.storage.storage import Storage
 
 
 def fetch_checkpoint(storage: Storage, root: Path, *, step: int | None = None) -> Path:
@@ -134,38 +124,3 @@ def _not_found(storage: Storage, step: int | None, rejected: dict[str, str]) -> 
     return CheckpointNotFoundError(
         f"the storage has no {requested}; steps there: {available_steps}. Name another storage or step."
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredRunConfig:
-    """run_config.yaml of a checkpoint in a storage."""
-
-    source: str
-    """Address of the checkpoint."""
-    content: str
-
-
-def stored_run_config(section: CheckpointConfig) -> StoredRunConfig | None:
-    """Return the settings of the checkpoint that a run with an empty disk fetches from `checkpoint.storage`.
-
-    None if it fetches nothing, and if the storage belongs to another run, which the load rejects. Not collective.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    if section.storage is None or section.finetune or not is_same_folder(section.load, section.save):
-        return None
-    storage = open_storage(section.storage, section.storage_options)
-    if not is_of_run(storage, Path(str(section.save))):
-        return None
-    damaged: list[str] = []
-    while (stored := find_stored(storage, step=section.ckpt_step, rejected=damaged)) is not None:
-        entry = next((each for each in stored.manifest.files if each.name == RUN_CONFIG), None)
-        if entry is None:
-            return None
-        content = read_small(storage, f"{stored.folder}/{RUN_CONFIG}", largest=entry.size)
-        if content is not None and hash_chunks([content], like=entry) == entry:
-            text = content.decode(errors="replace")
-            return StoredRunConfig(source=f"{section.storage}/{stored.folder}", content=text)
-        damaged.append(stored.folder)  # the load skips it, too
-    return None

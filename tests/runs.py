@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -48,6 +49,33 @@ def train_here(
         environment={},
         **options,
     )
+
+
+class FullDisk(Callback):
+    """Context manager, and callback of a run whose saves fail: no file of the process grows beyond 32 KiB.
+
+    Args:
+        until: Step after which there is room again; None: the end of the block.
+    """
+
+    def __init__(self, *, until: int | None = None) -> None:
+        self.until = until
+
+    def __enter__(self) -> "FullDisk":
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return self
+
+    def on_train_start(self, context) -> None:
+        """Limit the size of files."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, self.before[1]))
+
+    def on_train_step_end(self, context) -> None:
+        """Remove the limit after the step."""
+        if context.state.train_state.step == self.until:
+            resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+    def __exit__(self, *_error) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
 def start_mb(

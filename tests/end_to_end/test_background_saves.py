@@ -1,9 +1,10 @@
 """Asynchronous saves of a complete run, and failed saves during a run."""
 
 import pytest
-from runs import events, mb, metrics
+from runs import FullDisk, events, mb, metrics, train_here
 
 from mb_checkpoint import select_checkpoint, verify_checkpoint
+from mb_checkpoint.errors import CheckpointSaveError
 
 IN_BACKGROUND = [
     "logger.log_progress=true",
@@ -31,12 +32,9 @@ def test_a_run_that_saves_in_the_background_ends_with_all_checkpoints_whole(over
 
 @pytest.mark.slow
 def test_a_save_that_fails_is_tried_again_and_seen_in_metrics_and_events(overrides, tmp_path):
-    out = tmp_path / "run"
-    (out / "checkpoints").mkdir(parents=True)
-    (out / "checkpoints" / ".saving_iter_0000099.x").write_text("a file: removing it as a folder fails")
-    done = mb("pretrain", *overrides, "checkpoint.save_interval=5", "--out", str(out))
-    assert done.returncode == 1
-    assert "checkpoint of the last step, 20: could not be written in two tries" in done.stderr
+    out, message = tmp_path / "run", "checkpoint of the last step, 20: could not be written in two tries"
+    with FullDisk() as disk, pytest.raises(CheckpointSaveError, match=message):
+        train_here([*overrides, "checkpoint.save_interval=5"], out, callbacks=(disk,))
     failed = [event for event in events(out) if event[0] == "save_failed"]
     assert failed[:3] == [("save_failed", 5), ("save_failed", 5), ("save_failed", 7)]
     assert [row["checkpoint-failed-saves"] for row in metrics(out) if row["step"] == 9] == [3.0]

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import events, metrics, train_here
+from runs import FullDisk, events, metrics, train_here
 
 from mb_checkpoint import verify_checkpoint
 from mb_loop import Callback
@@ -78,21 +78,10 @@ def test_the_resolved_configuration_is_written_to_the_given_file_and_spare_token
 
 def test_a_failed_save_is_reported_once_and_not_announced(overrides, tmp_path, capsys):
     out, announced = tmp_path / "run", Announced(tmp_path / "run/checkpoints")
-    stub = out / "checkpoints" / ".saving_iter_0000099.x"
-    stub.parent.mkdir(parents=True)
-    stub.write_text("a file: removing it as a folder fails")
-
-    class Repair(Callback):
-        """Removes the file that blocks saves, once the first save has failed."""
-
-        def on_train_step_end(self, context) -> None:
-            """Remove the file after step 3."""
-            if context.state.train_state.step == 3:
-                stub.unlink()
-
-    outcome = train_here(
-        [*overrides, *SHORT, "checkpoint.save_interval=2"], out, callbacks=(announced, Repair())
-    )
+    with FullDisk(until=3) as disk:
+        outcome = train_here(
+            [*overrides, *SHORT, "checkpoint.save_interval=2"], out, callbacks=(announced, disk)
+        )
     assert outcome.saved
     assert [step for _, step, _ in announced.seen] == [step for step, _, _ in announced.seen]
     assert all(complete for _, _, complete in announced.seen)

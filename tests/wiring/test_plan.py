@@ -83,7 +83,7 @@ def test_rules_of_the_configuration_reject_points_of_a_sweep() -> None:
     assert [(group.rules, group.count) for group in swept.rejected] == [
         (("V030", "P05"), 2),
         (("V030", "P02"), 1),
-        (("V030", "P02", "P05"), 1),
+        (("V030", "P05", "P02"), 1),
     ]
     assert swept.problems["P02"].message == "8 attention heads cannot be split into tp=3 equal parts"
 

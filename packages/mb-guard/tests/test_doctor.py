@@ -20,7 +20,7 @@ from mb_guard.machine import (
     read_gpus,
     read_machine,
 )
-from mb_guard.ranks import differences
+from mb_guard.nodes import differences
 from mb_guard.versions import known_pairs
 
 MACHINE = Machine(

@@ -3,7 +3,6 @@
 import pytest
 
 from mb_checkpoint.errors import CheckpointConfigError
-from mb_checkpoint.load.load import load_model_weights
 from mb_checkpoint.state.adapters import (
     all_but,
     apply_peft_adapter_filter_to_state_dict,
@@ -61,5 +60,8 @@ def test_a_filter_that_leaves_something_is_accepted(keep, accepted):
     ],
 )
 def test_a_base_is_for_weights_that_a_filter_leaves(options, message):
+    pytest.importorskip("megatron.core", reason="needs the mcore extra")
+    from mb_checkpoint.load.load import load_model_weights
+
     with pytest.raises(CheckpointConfigError, match=message):
         load_model_weights("run", None, **options)

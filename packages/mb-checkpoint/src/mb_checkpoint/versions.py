@@ -1,6 +1,6 @@
 """Versions of torch and nvidia-resiliency-ext (NVRx) that work with Megatron Core. Standard library only."""
 
-import re
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 MIN_VERSION = (0, 3)
@@ -9,7 +9,7 @@ MIN_VERSION = (0, 3)
 MIN_TORCH = (2, 8)
 """Minimum torch version: that of `torch` in pyproject.toml, the lowest with which loading is tested."""
 
-INCOMPATIBLE_VERSIONS = {
+INCOMPATIBLE_VERSIONS: Mapping[tuple[int, ...], str] = {
     (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",
     (
         0,
@@ -28,9 +28,3 @@ def installed_versions(*distributions: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
-
-
-def release(version: str) -> tuple[int, int] | None:
-    """Return major and minor number of a version such as "0.4.1+cu12"; None if it has none."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else None

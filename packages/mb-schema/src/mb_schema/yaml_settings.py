@@ -16,8 +16,7 @@ MOST_VALUES = 100_000
 DEEPEST = 64
 """Maximum number of nested levels."""
 VALUE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-"""Errors of PyYAML for a value that is not of its tag, such as a date 2024-99-99, `!!int x` or `!!bool x`."""
-
+"""Errors of PyYAML for a value that is not of its tag, such as `!!int x` or `!!bool x`."""
 
 _TAG = "tag:yaml.org,2002:"
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")

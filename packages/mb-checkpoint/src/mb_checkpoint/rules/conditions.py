@@ -14,11 +14,12 @@ from mb_checkpoint.formats.layout import (
     why_not_a_checkpoint,
 )
 from mb_checkpoint.storage.storage import open_storage
-from mb_checkpoint.versions import INCOMPATIBLE_VERSIONS, MIN_TORCH, MIN_VERSION, release
+from mb_checkpoint.versions import INCOMPATIBLE_VERSIONS, MIN_TORCH, MIN_VERSION
 from mb_schema.paths import exists, is_url, path_problem
 from mb_schema.rule_kinds import assigned, section_rule
 from mb_schema.rules import rules_in
 from mb_schema.secrets import is_secret_name
+from mb_schema.versions import release
 
 checkpoint_rule = partial(section_rule, "checkpoint")
 facts_rule = partial(section_rule, "facts")
@@ -346,7 +347,7 @@ def local_library_is_supported(non_persistent_ckpt_type, *, nvidia_resiliency_ex
 )
 def megatron_can_be_imported(nvidia_resiliency_ext_version):
     """Return why Megatron Core cannot be imported with an installed version of nvidia-resiliency-ext."""
-    reason = INCOMPATIBLE_VERSIONS.get(release(nvidia_resiliency_ext_version) or MIN_VERSION)
+    reason = INCOMPATIBLE_VERSIONS.get(release(nvidia_resiliency_ext_version)[:2])
     if reason is None:
         return None
     return f"nvidia-resiliency-ext {nvidia_resiliency_ext_version} is installed; {reason}"

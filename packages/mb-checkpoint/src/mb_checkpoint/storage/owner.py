@@ -25,7 +25,6 @@ from mb_checkpoint.storage.storage import Storage
 
 OWNER = "run.json"
 """Name of the file in the storage."""
-"""Name of the file in the folder of checkpoints."""
 LARGEST_RECORD = 1 << 16
 """Bytes of the largest small file of a storage that is read."""
 _RUN = re.compile(r"[0-9a-f]{12}")

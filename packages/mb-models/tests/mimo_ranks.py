@@ -121,6 +121,7 @@ def first_weights(vision, language, changes):
     """Return initial weights: this rank's part of an encoder MLP, and the replicated position embeddings."""
     model = modules_on(vision, language, changes).provide(seed=1)
     encoder = model.modality_submodules[VISION].encoders["patches"]
+    torch.distributed.barrier()  # gloo: a group must not be destroyed while another rank still connects to it
     model.destroy()
     part = encoder.decoder.layers[0].mlp.linear_fc1.weight
     return part.tolist(), encoder.position_embeddings.weight.tolist()

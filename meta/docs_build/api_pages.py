@@ -177,6 +177,11 @@ def paragraph(text: str) -> str:
     return " ".join(text.strip().partition("\n\n")[0].split())
 
 
+def rule_link(name: str, package: str, start: str = ".") -> str:
+    """Return a link to a rule."""
+    return f"[{name}]({start}/{package}.md#{name})".replace("(./", "(")
+
+
 def cell(text: str) -> str:
     """Return a text for a cell of a table."""
     return without_tags(text).replace("|", "\\|").replace("\n", " ")

@@ -11,9 +11,8 @@ from functools import cache
 from types import UnionType
 from typing import get_args, get_type_hints
 
-from api_pages import cell, docstring_of, paragraph, with_following
+from api_pages import cell, docstring_of, paragraph, rule_link, with_following
 from docstring_markup import without_tags
-from rule_pages import rule_link
 
 import mb_config
 from mb_data import PackedSequenceSpecs

@@ -1,5 +1,8 @@
 """Pages of the rules: the catalogue, and each rule with its reason, its fix, and an example of either kind."""
 
+from api_pages import rule_link
+from field_pages import annotations, sections
+
 from mb_config import explain
 from mb_config.preflight.problems import RuleLike
 from mb_trainer.run.rules import RULES_BY_PACKAGE
@@ -83,15 +86,8 @@ def unindented(text: str) -> list[str]:
     return [line.removeprefix("  ") for line in text.splitlines()]
 
 
-def rule_link(name: str, package: str, start: str = ".") -> str:
-    """Return a link to a rule."""
-    return f"[{name}]({start}/{package}.md#{name})".replace("(./", "(")
-
-
 def field_link(path: str) -> str:
     """Return the path of a field, as a link where the field has a page."""
-    from field_pages import annotations, sections  # noqa: PLC0415 - the pages of fields link to rules
-
     section, _, name = path.partition(".")
     known = any(
         name in annotations(base)

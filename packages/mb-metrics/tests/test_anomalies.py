@@ -7,9 +7,9 @@ import pytest
 from sample_runs import BEGIN, event, row, write_run
 
 from mb_metrics.report.anomalies import data_command, find_anomalies
+from mb_metrics.report.incremental_statistics import compute_run_statistics
 from mb_metrics.report.page import report_html
 from mb_metrics.report.run_reader import read_run
-from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.time_split import split_time
 
 

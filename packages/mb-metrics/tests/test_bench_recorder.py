@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ def train(recorder, *, steps, step=lambda: None, tokens=32):
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_steps_after_the_warm_up_are_measured_and_calls_after_them_counted(tmp_path, warmup):
     request = BenchRequest(result=tmp_path / "result.json", steps=3, warmup=warmup, profiled=2)
-    train(BenchRecorder(request), steps=request.length, step=lambda: torch.ones(2).sum().item())
+    train(BenchRecorder(**asdict(request)), steps=request.length, step=lambda: torch.ones(2).sum().item())
     found = BenchResult.from_dict(json.loads(request.result.read_text()))
     assert (len(found.step_times), found.tokens, found.flops, found.world_size) == (3, 96, 3e9, 1)
     assert found.scalar_reads_per_step == 1.0
@@ -41,13 +42,13 @@ def test_steps_after_the_warm_up_are_measured_and_calls_after_them_counted(tmp_p
 
 def test_a_run_that_is_too_short_leaves_no_result(tmp_path):
     request = BenchRequest(result=tmp_path / "result.json", steps=3, warmup=1, profiled=0)
-    train(BenchRecorder(request), steps=3)
+    train(BenchRecorder(**asdict(request)), steps=3)
     assert not request.result.exists()
 
 
 def test_unknown_tokens_are_none(tmp_path):
     request = BenchRequest(result=tmp_path / "result.json", steps=2, warmup=1, profiled=0)
-    train(BenchRecorder(request), steps=3, tokens=None)
+    train(BenchRecorder(**asdict(request)), steps=3, tokens=None)
     found = BenchResult.from_dict(json.loads(request.result.read_text()))
     assert (found.tokens, found.scalar_reads_per_step) == (None, None)
 

@@ -8,7 +8,7 @@ import pytest
 from sample_runs import BEGIN, event, row, steady, write_run
 
 from mb_metrics import JsonlSink, Metrics, compute_run_statistics, read_jsonl, read_run
-from mb_metrics.report.html_tables import status_text
+from mb_metrics.report.run_statistics import status_text
 
 
 def state(path, now=BEGIN):

@@ -5,7 +5,7 @@ from sample_runs import BEGIN, row, write_run
 
 from mb_metrics import MetricNames, MetricNotRecordedError, read_run, read_run_from_log
 from mb_metrics.report.chart_builder import ChartBuilder, LabeledRun
-from mb_metrics.report.run_statistics import compute_run_statistics
+from mb_metrics.report.incremental_statistics import compute_run_statistics
 from mb_metrics.report.time_split import split_time
 from mb_metrics.report.watch import watch_text
 

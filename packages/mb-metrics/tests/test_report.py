@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from sample_runs import BEGIN, event, row, steady, write_run
 
 from mb_metrics.report.formatting import clock, duration, percent, short, ticks, time_ticks
+from mb_metrics.report.incremental_statistics import compute_run_statistics, run_status
 from mb_metrics.report.page import ReportTooLargeError, report_html, write_report
 from mb_metrics.report.run_history import RunConfiguration
 from mb_metrics.report.run_reader import read_run, read_run_from_log
 from mb_metrics.report.run_settings import BaselineConfiguration
-from mb_metrics.report.run_statistics import compute_run_statistics, run_status
 from mb_metrics.report.series import Bucket, Series, envelope, mean_of
 from mb_metrics.report.time_split import split_time
 from mb_metrics.report.watch import watch_text

@@ -7,9 +7,9 @@ import pytest
 from sample_runs import BEGIN, event, row, steady, write_run
 
 from mb_metrics import JsonlSink, Metrics
+from mb_metrics.report.incremental_statistics import IncrementalStatistics, compute_run_statistics
 from mb_metrics.report.run_history import DiscardedSteps
 from mb_metrics.report.run_reader import RunNotFoundError, RunReader, read_run, read_run_from_log
-from mb_metrics.report.run_statistics import IncrementalStatistics, compute_run_statistics
 from mb_metrics.report.series import Series
 from mb_metrics.report.watch import watch_frames
 from mb_metrics.run.events import RunEvent, parse_event

@@ -1,6 +1,5 @@
 """The recipe trains; `pip install -e . pytest` first."""
 
-from own_project.data import SortingDatasetConfig
 from own_project.recipes import SORTING_TINY
 from own_project.sorting import SortedDigits
 
@@ -8,7 +7,7 @@ from mb_trainer import pretrain
 
 
 def test_the_second_half_is_the_first_one_sorted():
-    sample = SortedDigits(SortingDatasetConfig(seq_length=7), samples=1, split=0)[0]
+    sample = SortedDigits(7, 10, samples=1, split=0)[0]
     tokens = [*sample["tokens"].tolist(), sample["labels"][-1].item()]
     assert sorted(tokens[:4]) == tokens[4:]
 

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         reduce_max_stat_across_model_parallel_group as reduce_max_stat_across_model_parallel_group,
     )
     from mb_metrics.redact import hide_secrets as hide_secrets
+    from mb_metrics.report.incremental_statistics import compute_run_statistics as compute_run_statistics
     from mb_metrics.report.metric_names import MetricNames as MetricNames
     from mb_metrics.report.metric_names import MetricNotRecordedError as MetricNotRecordedError
     from mb_metrics.report.page import ReportTooLargeError as ReportTooLargeError
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
     from mb_metrics.report.run_settings import RunConfiguration as RunConfiguration
     from mb_metrics.report.run_settings import compare_configuration as compare_configuration
     from mb_metrics.report.run_statistics import RunStatistics as RunStatistics
-    from mb_metrics.report.run_statistics import compute_run_statistics as compute_run_statistics
     from mb_metrics.report.watch import watch_frames as watch_frames
     from mb_metrics.report.watch import watch_text as watch_text
     from mb_metrics.rules import RULES as RULES

@@ -21,6 +21,6 @@ class SortingDatasetConfig(DatasetProvider):
 
         splits = (context.train_samples, context.valid_samples, context.test_samples)
         return tuple(
-            SortedDigits(self, samples=samples, split=number) if samples else None
+            SortedDigits(self.seq_length, self.digits, samples=samples, split=number) if samples else None
             for number, samples in enumerate(splits)
         )

@@ -1,7 +1,5 @@
 """Callback that measures the steps of a training loop, and counts calls of the host. Adapter for torch."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time
@@ -9,7 +7,7 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +19,6 @@ from mb_metrics.recorder.clock import DeviceTimer
 from mb_metrics.recorder.interval import sum_if_known
 from mb_metrics.run.recorders import device_peak_tflops
 from mb_metrics.run.training_context import MetricsContext
-
-if TYPE_CHECKING:
-    from mb_metrics.bench.request import BenchRequest
 
 _KIB, _GIB = 2**10, 2**30
 
@@ -37,11 +32,14 @@ class BenchRecorder:
 
     The model FLOPs are those that the loop counts in `state.train_state.floating_point_operations_so_far`, and the
     peak is that of the precision of `state.cfg.model`; without them there is no MFU.
+
+    The arguments are the fields of a `BenchRequest`.
     """
 
-    def __init__(self, request: BenchRequest) -> None:
-        self.request = request
-        self._steps = 0
+    def __init__(self, *, result: Path, steps: int, warmup: int, profiled: int, trace: Path | None) -> None:
+        self.target, self.trace = result, trace
+        self.steps, self.warmup, self.profiled = steps, warmup, profiled
+        self._ended_steps = 0
         self._timer = DeviceTimer(time.perf_counter)
         self._marks: list[Any] = []
         self._flops: list[float] = []
@@ -52,35 +50,34 @@ class BenchRecorder:
 
     def on_train_step_end(self, context: MetricsContext) -> None:
         """Take the time of the step, and start to count calls after the last measured one."""
-        self._steps += 1
-        done, request = self._steps - self.request.warmup, self.request
-        if 0 <= done <= request.steps:
+        self._ended_steps += 1
+        measured = self._ended_steps - self.warmup
+        if 0 <= measured <= self.steps:
             self._mark(context)
         result = context.result
-        if result is not None and done <= request.steps:
-            self._keep(result, measured=done > 0)
-        if done == request.steps and request.profiled:
+        if result is not None and measured <= self.steps:
+            self._keep(result, measured=measured > 0)
+        if measured == self.steps and self.profiled:
             first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-            self._counter = CallCounter(trace=request.trace if first else None)
+            self._counter = CallCounter(trace=self.trace if first else None)
             self._counter.__enter__()
 
     def on_train_start(self, context: MetricsContext) -> None:
         """Take the time of the start, which is that of the first step without a warm-up."""
-        if self.request.warmup == 0:
+        if self.warmup == 0:
             self._mark(context)
 
     def on_train_end(self, context: Any) -> None:
         """Write the result. Collective; nothing is written if the run ended before the last measured step."""
         if self._counter is not None:
             self._counter.__exit__(None, None, None)
-        if len(self._marks) <= self.request.steps:
+        if len(self._marks) <= self.steps:
             return
         result = self._result(context)
         if result.world_size == 1 or dist.get_rank() == result.world_size - 1:
-            target = self.request.result
-            partial = target.with_name(f"{target.name}.partial")
+            partial = self.target.with_name(f"{self.target.name}.partial")
             partial.write_text(json.dumps(result.to_dict()))
-            partial.replace(target)
+            partial.replace(self.target)
 
     def _keep(self, result: Any, *, measured: bool) -> None:
         if measured:
@@ -97,15 +94,15 @@ class BenchRecorder:
     def _result(self, context: Any) -> BenchResult:
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         config = getattr(context.state, "cfg", None)
-        counter, profiled, flops = self._counter, self.request.profiled, self._flops[-1] - self._flops[0]
+        counter, flops = self._counter, self._flops[-1] - self._flops[0]
 
         def per_step(names: frozenset[str]) -> float | None:
-            return None if counter is None else counter.total(names) / profiled
+            return None if counter is None else counter.total(names) / self.profiled
 
         return BenchResult(
             device=torch.cuda.get_device_name() if self._gpu else "cpu",
             world_size=world_size,
-            warmup_steps=self.request.warmup,
+            warmup_steps=self.warmup,
             step_times=tuple(self._timer.seconds(begin, end) for begin, end in pairwise(self._marks)),
             tokens=sum_if_known(self._tokens) or None,
             flops=flops or None,
@@ -163,7 +160,7 @@ class CallCounter:
         # torch declares no types
         self._profile: Any = profile(activities=activities, with_stack=trace is not None)
 
-    def __enter__(self) -> CallCounter:
+    def __enter__(self) -> "CallCounter":
         self._profile.__enter__()
         return self
 

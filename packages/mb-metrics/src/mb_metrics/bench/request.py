@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def bench_callbacks(environment: Mapping[str, str]) -> list[object]:
     request = BenchRequest.from_environment(environment)
     if request is None:
         return []
-    return [import_module("mb_metrics.bench.recorder").BenchRecorder(request)]  # imports torch
+    return [import_module("mb_metrics.bench.recorder").BenchRecorder(**asdict(request))]  # imports torch
 
 
 def _number(name: str, environment: Mapping[str, str], *, least: int = 0, default: int | None = None) -> int:

@@ -119,13 +119,20 @@ class ReportOptions:
 
     def run(self, baselines: "Baselines") -> None:
         """Write or serve the report. `baselines` are the settings that those of a run folder are compared with."""
-        module = import_module("mb_metrics.cli.report")
-        (module.serve if self.serve else module.report)(self, baselines)
-
-    @property
-    def metric_names(self) -> MetricNames:
-        """Names of the losses and of the learning rate."""
-        return MetricNames(losses=tuple(self.losses or ()), learning_rate=self.learning_rate)
+        module, runs = import_module("mb_metrics.cli.report"), self.runs or []
+        names = MetricNames(losses=tuple(self.losses or ()), learning_rate=self.learning_rate)
+        if self.serve:
+            module.serve(runs, port=self.port, metric_names=names, baselines=baselines)
+            return
+        module.report(
+            runs,
+            self.from_log or [],
+            log_format=self.log_format,
+            out=self.out,
+            as_json=self.as_json,
+            metric_names=names,
+            baselines=baselines,
+        )
 
 
 @app.command(cls=CommandWithExample, epilog="runs/a runs/b --out compared.html")

@@ -7,57 +7,60 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from mb_metrics.errors import ReportWriteError
+from mb_metrics.parse.log import LogFormat
+from mb_metrics.report.incremental_statistics import compute_run_statistics
 from mb_metrics.report.metric_names import MetricNames
 from mb_metrics.report.page import write_report
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_reader import RunReader, folder_of_metrics, read_run, read_run_from_log
 from mb_metrics.report.run_settings import BaselineConfiguration, RunConfiguration, compare_configuration
-from mb_metrics.report.run_statistics import compute_run_statistics
 from mb_metrics.report.server import ReportServer
 from mb_metrics.run.folder import CONFIG
 from mb_schema.yaml_settings import parse_settings
-
-if TYPE_CHECKING:
-    from mb_metrics.cli.app import ReportOptions
 
 Baselines = Mapping[Path, BaselineConfiguration]
 """Run folder to the baseline of its settings; without one, they are not compared."""
 
 
-def report(options: "ReportOptions", baselines: Baselines) -> None:
+def report(
+    runs: Sequence[Path],
+    logs: Sequence[Path],
+    *,
+    log_format: LogFormat | None,
+    out: Path | None,
+    as_json: bool,
+    metric_names: MetricNames,
+    baselines: Baselines,
+) -> None:
     """Write a page on runs and logs and print its path, or print their statistics as JSON.
 
     Raises:
         MetricsError: a run or log cannot be read, or the page cannot be written.
     """
-    runs, logs, metric_names = options.runs or [], options.from_log or [], options.metric_names
     histories = [read_run_with_settings(run, baselines=baselines, metric_names=metric_names) for run in runs]
-    histories += [
-        read_run_from_log(log, format=options.log_format, metric_names=metric_names) for log in logs
-    ]
+    histories += [read_run_from_log(log, format=log_format, metric_names=metric_names) for log in logs]
     for history in histories:
         for note in history.notes:
             print(f"note: {history.source}: {note}", file=sys.stderr)
     now = time.time()
-    if options.as_json:
+    if as_json:
         statistics = [compute_run_statistics(history, now=now).as_json() for history in histories]
         print(json.dumps({"runs": statistics}, indent=1, allow_nan=False))
-    if options.out is not None or not options.as_json:
-        target = options.out or default_target(runs, logs)
+    if out is not None or not as_json:
+        target = out or default_target(runs, logs)
         try:
             write_report(histories, target, now=now)
         except OSError as error:
             raise ReportWriteError(f"{target}: cannot be written ({error}). Give another --out.") from error
-        if not options.as_json:
+        if not as_json:
             print(target)
 
 
-def serve(options: "ReportOptions", baselines: Baselines) -> None:
+def serve(runs: Sequence[Path], *, port: int, metric_names: MetricNames, baselines: Baselines) -> None:
     """Serve a page that follows runs, print its address, and return at an interrupt.
 
     Raises:
@@ -67,9 +70,9 @@ def serve(options: "ReportOptions", baselines: Baselines) -> None:
         RunReader(
             run,
             configuration=read_configuration(folder_of_metrics(run), baselines=baselines),
-            metric_names=options.metric_names,
+            metric_names=metric_names,
         )
-        for run in options.runs or []
+        for run in runs
     ]
 
     def read() -> list[RunHistory]:
@@ -78,7 +81,7 @@ def serve(options: "ReportOptions", baselines: Baselines) -> None:
         return [_with_user_settings(reader.run()) for reader in readers]
 
     read()
-    with ReportServer(read, port=options.port) as server:
+    with ReportServer(read, port=port) as server:
         print(server.url, flush=True)
         print(
             "This address is valid on this machine only. Ctrl-C ends the server, not the run.",

@@ -8,8 +8,9 @@ from mb_metrics import names
 from mb_metrics.report.anomalies import Anomaly
 from mb_metrics.report.chart import Chart, Curve
 from mb_metrics.report.formatting import duration
+from mb_metrics.report.incremental_statistics import is_memory, predicted_speed
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.run_statistics import RunStatistics, is_memory, predicted_speed
+from mb_metrics.report.run_statistics import RunStatistics
 from mb_metrics.report.series import Series, envelope
 from mb_metrics.report.time_split import TimeSplit
 

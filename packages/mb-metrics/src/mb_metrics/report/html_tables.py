@@ -1,33 +1,16 @@
 """Statistics and settings as HTML: tiles for one run, tables for several runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from mb_metrics.report.anomalies import Anomaly, data_command
 from mb_metrics.report.chart import Chart
-from mb_metrics.report.formatting import duration, percent, short
+from mb_metrics.report.formatting import short
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_settings import RunConfiguration
-
-if TYPE_CHECKING:
-    from mb_metrics.report.run_statistics import LossStatistics, RunStatistics
-
-MOST_ANOMALIES = 12
-"""Anomalies that are shown at once."""
-
-_STATUS_TEXT = {
-    "empty": "nothing recorded yet",
-    "running": "running",
-    "silent": "no stop recorded",
-    "complete": "complete",
-    "stopped": "stopped",
-    "failed": "failed",
-}
+from mb_metrics.report.run_statistics import MOST_ANOMALIES, ROWS, RunStatistics, first_loss
 
 
 def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) -> str:
@@ -35,7 +18,7 @@ def statistics_html(statistics: Sequence[RunStatistics], labels: Sequence[str]) 
 
     Rows without a known value are omitted.
     """
-    rows = [(name, [text_of(run) for run in statistics]) for name, text_of in _STATISTICS]
+    rows = [(name, [text_of(run) for run in statistics]) for name, text_of in ROWS]
     rows = [(name, values) for name, values in rows if any(value != "?" for value in values)]
     if len(statistics) == 1:
         tiles = "".join(f"<div><dt>{name}</dt><dd>{escape(values[0])}</dd></div>" for name, values in rows)
@@ -92,35 +75,6 @@ def _anomaly_row(step: int, anomalies: Sequence[Anomaly], run: RunHistory) -> st
         f'<tr class="{anomalies[0].kind.lower()}"><td>{step:,}</td>'
         f"<td>{text}</td><td>{_code(command) if command else ''}</td></tr>"
     )
-
-
-def notebook_html(statistics: RunStatistics) -> str:
-    """Return statistics and anomalies as tables without colours, for light and dark notebooks."""
-    rows = ((name, text_of(statistics)) for name, text_of in _STATISTICS)
-    cells = "".join(
-        f'<tr><td style="text-align:left">{name}</td><td style="text-align:left">{escape(value)}</td></tr>'
-        for name, value in rows
-        if value != "?"
-    )
-    anomalies = [
-        f"step {anomaly.step:,}: {anomaly.text}" for anomaly in statistics.anomalies[:MOST_ANOMALIES]
-    ]
-    unusual = "".join(f"<li>{escape(text)}</li>" for text in (*anomalies, *statistics.warnings))
-    table = f"<table><tbody>{cells}</tbody></table>"
-    return f"<div><strong>{escape(statistics.name)}</strong>{table}{f'<ul>{unusual}</ul>' if unusual else ''}</div>"
-
-
-def status_text(statistics: RunStatistics) -> str:
-    """Return the status of a run and the reason of its stop."""
-    if statistics.closed is False and statistics.status in ("running", "silent"):
-        return "not closed (killed or still running)"
-    words = (
-        "finished"
-        if statistics.closed and statistics.status == "complete"
-        else _STATUS_TEXT[statistics.status]
-    )
-    reason = statistics.reason
-    return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
 
 
 def warnings_html(warnings: Sequence[str]) -> str:
@@ -227,94 +181,10 @@ def _setting_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _steps_of_total(steps: int | None, total: int | None) -> str:
-    done = f"{steps or 0:,}"
-    return f"{done} of {total:,}" if total is not None else done
-
-
-def _first_loss(losses: Mapping[str, LossStatistics]) -> LossStatistics | None:
-    return next(iter(losses.values()), None)
-
-
-def _predicted(statistics: RunStatistics) -> str:
-    """Return the predicted throughput of a device, and how far the measured one is from it."""
-    predicted = statistics.predicted_tokens_per_second_per_device
-    measured = statistics.tokens_per_second_per_device
-    if predicted is None or measured is None:
-        return short(predicted)
-    return f"{short(predicted)} (measured {measured / predicted - 1:+.0%})"
-
-
-def _recent_mean(statistics: RunStatistics) -> str:
-    loss = _first_loss(statistics.losses)
-    if loss is None or loss.recent_mean is None:
-        return "?"
-    return f"{short(loss.recent_mean)} over {loss.recent_steps}"
-
-
-def _validation(statistics: RunStatistics) -> str:
-    first = _first_loss(statistics.validation)
-    if first is None or first.lowest is None:
-        return "?"
-    return f"{short(first.lowest)} at step {first.lowest_step:,}"
-
-
-def _count_and_duration(count: int, seconds: float) -> str:
-    return f"{count:,} in {duration(seconds)}" if count else "none"
-
-
-def _restarts(statistics: RunStatistics) -> str:
-    if not statistics.restarts:
-        return "none"
-    repeated = statistics.redone_steps
-    return f"{statistics.restarts}" + (
-        f" ({repeated:,} {'step' if repeated == 1 else 'steps'} repeated)" if repeated else ""
-    )
-
-
-def peak_memory_text(statistics: RunStatistics) -> str:
-    """Return the largest amount of device memory with its unit."""
-    name = max(statistics.peak_memory, key=lambda name: statistics.peak_memory[name], default=None)
-    if name is None:
-        return "?"
-    unit = "GB" if "gigabyte" in name else "bytes"
-    if "gib" in name.lower():
-        unit = "GiB"
-    return f"{short(statistics.peak_memory[name])} {unit}"
-
-
-def _per_device(statistics: RunStatistics) -> str:
-    device = statistics.tokens_per_second_per_device
-    return short(None if device == statistics.tokens_per_second else device)
-
-
-_STATISTICS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
-    ("State", status_text),
-    ("Steps", lambda run: _steps_of_total(run.steps, run.total_steps)),
-    ("Last loss", lambda run: short(loss.last) if (loss := _first_loss(run.losses)) else "?"),
-    ("Recent mean", _recent_mean),
-    ("Best validation", _validation),
-    ("Step time", lambda run: duration(run.step_seconds.median) if run.step_seconds else "?"),
-    ("Tokens per second", lambda run: short(run.tokens_per_second)),
-    ("Tokens/s and device", _per_device),
-    ("Predicted tokens/s", _predicted),
-    ("TFLOP/s per device", lambda run: short(run.tflops_per_device)),
-    ("MFU", lambda run: percent(run.mfu)),
-    ("Peak memory", peak_memory_text),
-    ("Goodput", lambda run: percent(run.goodput)),
-    ("Checkpoints", lambda run: _count_and_duration(run.saves.count, run.saves.seconds)),
-    ("Evaluations", lambda run: _count_and_duration(run.evaluations.count, run.evaluations.seconds)),
-    ("Restarts", _restarts),
-    ("Skipped steps", lambda run: f"{run.skipped_steps:,}"),
-    ("NaN or infinite", lambda run: f"{run.nonfinite_steps:,} steps"),
-    ("Time left", lambda run: duration(run.seconds_left)),
-)
-"""Rows of the tables: name, and the text of a run; "?" where it is not known."""
-
 _NUMBERS: Mapping[str, Callable[[RunStatistics], float | None]] = {
-    "Last loss": lambda run: loss.last if (loss := _first_loss(run.losses)) else None,
-    "Recent mean": lambda run: loss.recent_mean if (loss := _first_loss(run.losses)) else None,
-    "Best validation": lambda run: loss.lowest if (loss := _first_loss(run.validation)) else None,
+    "Last loss": lambda run: loss.last if (loss := first_loss(run.losses)) else None,
+    "Recent mean": lambda run: loss.recent_mean if (loss := first_loss(run.losses)) else None,
+    "Best validation": lambda run: loss.lowest if (loss := first_loss(run.validation)) else None,
     "Step time": lambda run: run.step_seconds.median if run.step_seconds else None,
     "Tokens per second": lambda run: run.tokens_per_second,
     "Tokens/s and device": lambda run: run.tokens_per_second_per_device,

@@ -22,11 +22,11 @@ from mb_metrics.report.html_tables import (
     configuration_html,
     single_values_html,
     statistics_html,
-    status_text,
     warnings_html,
 )
+from mb_metrics.report.incremental_statistics import compute_run_statistics
 from mb_metrics.report.run_history import RunHistory
-from mb_metrics.report.run_statistics import compute_run_statistics
+from mb_metrics.report.run_statistics import status_text
 from mb_metrics.report.time_split import TimeSplit, split_time
 from mb_metrics.report.timeline import goodput_html, timeline_html
 

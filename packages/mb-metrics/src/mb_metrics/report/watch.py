@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mb_metrics import names
 from mb_metrics.report.formatting import duration, percent, short
-from mb_metrics.report.html_tables import peak_memory_text, status_text
+from mb_metrics.report.incremental_statistics import IncrementalStatistics
 from mb_metrics.report.run_history import RunHistory
 from mb_metrics.report.run_reader import RunReader
-from mb_metrics.report.run_statistics import IncrementalStatistics, RunStatistics, RunStatus
+from mb_metrics.report.run_statistics import RunStatistics, RunStatus, peak_memory_text, status_text
 from mb_metrics.report.series import Series
 from mb_metrics.report.text_plot import text_plot
 from mb_metrics.report.time_split import KINDS

@@ -52,6 +52,12 @@ def test_a_ramp_that_does_not_reach_the_batch_is_rejected(ramp):
         steps_of_ramp(ramp, global_batch_size=16, multiple_of=1, unit=1)
 
 
+def test_a_first_batch_that_rounding_would_empty_is_rejected():
+    with pytest.raises(ValueError, match=r"first batch of 4 is smaller than .* \(8\)"):
+        steps_of_ramp([4, 4, 24], global_batch_size=16, multiple_of=8, unit=1)
+    assert steps_of_ramp([8, 4, 24], global_batch_size=16, multiple_of=8, unit=1) == "0:8 12:8 24:16"
+
+
 def test_stages_that_begin_together_are_one():
     assert steps_of_ramp([4, 4, 0], global_batch_size=16, multiple_of=1, unit=1) == "0:16"
 

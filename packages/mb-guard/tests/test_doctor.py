@@ -174,6 +174,21 @@ def test_the_longest_mount_point_decides():
     )  # the last one hides it
 
 
+def test_a_mount_point_may_have_a_space():
+    mounts = "overlay / overlay rw 0 0\nserver:/x /mnt/my\\040disk nfs4 rw 0 0\n"  # as /proc/mounts writes it
+    assert file_system_of(Path("/mnt/my disk/runs"), mounts) == "nfs4"
+
+
+def test_a_folder_that_may_not_be_read_has_the_file_system_of_its_parent(monkeypatch, tmp_path):
+    def denied(path):
+        if "secret" in path.parts:
+            raise PermissionError(13, "Permission denied")
+        return True
+
+    monkeypatch.setattr("pathlib.Path.exists", denied)
+    assert read_machine(tmp_path / "secret" / "run").free_gib is not None
+
+
 def test_the_file_system_of_a_linked_folder_is_that_of_its_target(tmp_path):
     (tmp_path / "runs").symlink_to("/proc")
     assert read_machine(tmp_path / "runs" / "new").file_system == "proc"

@@ -1,6 +1,8 @@
 """The engine, on a small library that each test writes to a folder."""
 
+import hashlib
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -78,6 +80,19 @@ def guard(*faults, **environment):
 
 def states(made):
     return {name: status.state for name, status in made.statuses.items()}
+
+
+def test_sources_are_read_as_utf_8_in_any_locale(tmp_path):
+    (tmp_path / "menu.py").write_text("def price():\n    return 'café'\n", encoding="utf-8")
+    code = (
+        "import mb_guard.sources as s; print(s.defines('menu', 'price'), s.installed_hash('menu', 'price'))"
+    )
+    ascii_locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=ascii_locale, capture_output=True, text=True, check=True
+    )
+    expected = hashlib.sha256("def price():\n    return 'café'".encode()).hexdigest()[:16]
+    assert ended.stdout.split() == ["True", expected]
 
 
 def test_the_hash_is_of_the_lines_of_the_function(library):

@@ -93,3 +93,10 @@ def test_defined_names_are_found_without_an_import(tmp_path, monkeypatch):
     assert [defines("hidden_lake.shore", name) for name in names] == [True, True, True, False]
     assert defines("hidden_lake", "deep")
     assert not defines("hidden_lake.bottom", "swim")
+
+
+def test_modules_that_import_each_other_end_the_search(tmp_path, monkeypatch):
+    write(tmp_path, "round_lake.east", "from .west import *\n")
+    write(tmp_path, "round_lake.west", "from .east import *\nBOAT = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [defines("round_lake.east", name) for name in ("BOAT", "fish")] == [True, False]

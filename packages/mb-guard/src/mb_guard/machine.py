@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mb_schema.paths import exists
+
 GPU_FIELDS = (
     "name",
     "driver_version",
@@ -118,7 +120,9 @@ class Machine:
 
 def read_machine(folder: Path) -> Machine:
     """Return the facts about this machine, with the file system of a folder."""
-    existing = next((each for each in (folder.absolute(), *folder.absolute().parents) if each.exists()), None)
+    existing = next(
+        (each for each in (folder.absolute(), *folder.absolute().parents) if exists(str(each))), None
+    )
     return Machine(
         host=platform.node(),
         system=f"{platform.system()} {platform.release()}",
@@ -145,7 +149,7 @@ def _usable_cpus() -> int:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return os.fsdecode(Path(path).read_bytes())  # a mount point may have any bytes
     except OSError:
         return ""
 
@@ -191,12 +195,18 @@ def file_system_of(path: Path, mounts: str) -> str | None:
     The longest mount point decides, and of several mounts on it the last one, which hides the others.
     """
     found = [line.split() for line in mounts.splitlines()]
-    points = [
+    points = [(_unescaped(point), kind) for _, point, kind, *_ in found]
+    matching = [
         (len(point), index, kind)
-        for index, (_, point, kind, *_) in enumerate(found)
+        for index, (point, kind) in enumerate(points)
         if path == Path(point) or Path(point) in path.parents
     ]
-    return max(points)[2] if points else None
+    return max(matching)[2] if matching else None
+
+
+def _unescaped(point: str) -> str:
+    r"""Return a mount point without the kernel's escapes: a space is `\040`."""
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), point)
 
 
 HARMFUL_VARIABLES: Mapping[str, tuple[str, str]] = {

@@ -12,7 +12,11 @@ from pathlib import Path
 def installed_hash(module: str, target: str) -> str | None:
     """Return the `source_hash` of an installed function; None if the module or the function does not exist."""
     path = module_file(module)
-    return None if path is None or path.suffix != ".py" else source_hash(path.read_text(), target)
+    return (
+        None
+        if path is None or path.suffix != ".py"
+        else source_hash(path.read_text(encoding="utf-8"), target)
+    )
 
 
 def source_hash(text: str, target: str) -> str | None:
@@ -75,12 +79,17 @@ def defines(module: str, name: str) -> bool:
 
     Names of extension modules are not known.
     """
+    return _defines(module, name, visited=set())
+
+
+def _defines(module: str, name: str, *, visited: set[str]) -> bool:
     path = module_file(module)
-    if path is None or path.suffix != ".py":
+    if module in visited or path is None or path.suffix != ".py":
         return False
+    visited.add(module)  # modules may import each other
     if path.name == "__init__.py" and module_file(f"{module}.{name}") is not None:
         return True
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     binding = re.compile(
         rf"^\s*(?:class|def)\s+{name}\b|^\s*{name}\b[^=\n]*=[^=]|^\s*(?:from\s.*)?import\s.*\b{name}\b|^\s+{name},?$",
         re.MULTILINE,
@@ -88,7 +97,7 @@ def defines(module: str, name: str) -> bool:
     if binding.search(text):
         return True
     return any(
-        defines(_absolute(found[1], module, path), name)
+        _defines(_absolute(found[1], module, path), name, visited=visited)
         for found in re.finditer(r"^\s*from\s+(\S+)\s+import\s+\*", text, re.MULTILINE)
     )
 

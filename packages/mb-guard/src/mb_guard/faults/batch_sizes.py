@@ -21,7 +21,7 @@ def steps_of_ramp(ramp: Sequence[int], *, global_batch_size: int, multiple_of: i
     to `multiple_of`; thresholds are in sequences times `unit`.
 
     Raises:
-        ValueError: the increments do not end at the global batch size.
+        ValueError: the increments do not end at the global batch size, or the first batch is rounded down to 0.
     """
     first, increment, sequences = map(int, ramp)
     if (
@@ -40,6 +40,11 @@ def steps_of_ramp(ramp: Sequence[int], *, global_batch_size: int, multiple_of: i
     for stage in range(stages + 1):
         threshold = -(-stage * sequences // max(stages, 1))  # of stages that begin together the last counts
         sizes[threshold * unit] = (first + stage * increment) // multiple_of * multiple_of
+    if not sizes[0]:
+        raise ValueError(
+            f"rampup_batch_size: the first batch of {first} is smaller than a microbatch of each replica "
+            f"({multiple_of}), and rounding down would leave it empty. Set a first batch of at least {multiple_of}."
+        )
     return " ".join(f"{threshold}:{size}" for threshold, size in sizes.items())
 
 

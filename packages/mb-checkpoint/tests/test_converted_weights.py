@@ -123,6 +123,27 @@ def test_a_failed_export_is_a_warning(command, reason, tmp_path):
     assert list((tmp_path / "one").iterdir()) == []
 
 
+def test_the_remains_of_a_killed_export_are_removed_by_the_next_one(tmp_path):
+    (tmp_path / "iter_1" / ".hf-writing" / "folder").mkdir(parents=True)
+    (tmp_path / "other" / ".hf-writing").mkdir(parents=True)  # of no checkpoint
+    copies = HuggingFaceCopies(program(EXPORTS), source=None, log=print)
+    copies.on_checkpoint_save(saved(tmp_path / "iter_2"))
+    copies.on_train_end(None)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")) == [
+        "iter_2/hf",
+        "other/.hf-writing",
+    ]
+
+
+def test_a_copy_that_cannot_be_completed_leaves_nothing(tmp_path):
+    lines = []
+    copies = HuggingFaceCopies(program(EXPORTS), source=str(tmp_path / "gone"), log=lines.append)
+    copies.on_checkpoint_save(saved(tmp_path / "iter_1"))
+    copies.on_train_end(None)
+    assert "No such file or directory" in lines[0]
+    assert list((tmp_path / "iter_1").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("also", "divided", "rank", "number"),
     [(True, False, 1, 1), (True, False, 0, 0), (True, True, 0, 1), (False, False, 1, 0)],

@@ -14,6 +14,7 @@ from torch import nn
 from mb_checkpoint import TorchCheckpointer, select_checkpoint, verify_checkpoint
 from mb_checkpoint.context import FailedSave
 from mb_checkpoint.errors import CheckpointFolderError
+from mb_checkpoint.formats.layout import STEP_TRACKER
 from mb_checkpoint.locks import WRITER_FILE, writer_lock
 
 
@@ -112,6 +113,25 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_the_saves_of_that_time(
     assert [path.name for path in sorted(folder.glob("iter_*"))] == [
         f"iter_000000{step}" for step in (1, 2, 5, 6)
     ]
+
+
+def test_a_save_that_fails_at_its_last_fsync_leaves_a_complete_checkpoint_that_the_trackers_name(
+    tmp_path, monkeypatch
+):
+    tracker, real = tmp_path / STEP_TRACKER, os.fsync
+
+    def fail_once_named(descriptor):
+        of_folder = os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+        if of_folder and tracker.is_file() and tracker.read_text() == "2":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_once_named)
+    _, outcomes = Run(tmp_path).train(2)
+    assert isinstance(outcomes[2], FailedSave)
+    assert "Input/output error. Earlier checkpoints are unchanged, and no tracker" in outcomes[2].message
+    assert tracker.read_text() == "2"
+    assert verify_checkpoint(tmp_path) == {tmp_path / "iter_0000001": [], tmp_path / "iter_0000002": []}
 
 
 @pytest.mark.parametrize("change", [shutil.move, shutil.copytree])

@@ -210,7 +210,7 @@ class ScheduledSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedSave:
-    """Failed save; earlier checkpoints and the trackers are unchanged."""
+    """Failed save; earlier checkpoints are unchanged, and no tracker names an incomplete one."""
 
     root: Path
     """Folder that should have received the checkpoint."""
@@ -226,8 +226,8 @@ def describe_failure(root: Path, step: int, reason: str) -> str:
     """Return the message of a failed save."""
     free = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB free" if root.is_dir() else "no such folder"
     return (
-        f"checkpoint save at step {step} to {root} failed ({free}): {reason}. Earlier checkpoints and the trackers are "
-        "unchanged. Free disk space or repair the folder."
+        f"checkpoint save at step {step} to {root} failed ({free}): {reason}. Earlier checkpoints are unchanged, and "
+        "no tracker names an incomplete one. Free disk space or repair the folder."
     )
 
 

@@ -23,7 +23,7 @@ class CheckpointFolderError(CheckpointError, OSError):
 
 
 class CheckpointSaveError(CheckpointError, OSError):
-    """A checkpoint could not be written; earlier checkpoints and the trackers are unchanged."""
+    """A checkpoint could not be written; earlier ones are unchanged, and no tracker names an incomplete one."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

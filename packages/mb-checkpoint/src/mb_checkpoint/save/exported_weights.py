@@ -89,7 +89,8 @@ class HuggingFaceCopies:
 
     Use it on one rank; with a `share`, on all ranks. Checkpoints are exported one at a time: a save during an export
     waits for it, and so does the end of the training. A copy has its name when it is complete. A failed export is
-    logged, and training continues.
+    logged, and training continues. Before its first export, a process removes what interrupted ones have left in the
+    checkpoints of the folder.
 
     Args:
         command: Program that exports, called with the folder of the checkpoint, `--out` and the folder to write; for a
@@ -115,6 +116,7 @@ class HuggingFaceCopies:
         self._environment = environment_of_child(os.environ if environment is None else environment)
         self._share = share
         self._running: _RunningExport | None = None
+        self._cleaned = False
 
     @property
     def _completes(self) -> bool:
@@ -127,7 +129,7 @@ class HuggingFaceCopies:
             return
         self._wait()
         if self._completes:
-            shutil.rmtree(save.path / _STAGING, ignore_errors=True)
+            self._remove_remains(save.path)
         if self._share is not None:
             gather(None)  # no rank writes before the remains of another export are gone
         process, failure = None, ""
@@ -136,6 +138,13 @@ class HuggingFaceCopies:
         except OSError as error:
             failure = cause_of(error)
         self._running = _RunningExport(process, failure, save.path, save.step)
+
+    def _remove_remains(self, checkpoint: Path) -> None:
+        """Remove what interrupted exports left in a checkpoint, and before the first export in those next to it."""
+        folders = [checkpoint] if self._cleaned else [checkpoint, *checkpoint.parent.glob("iter_*")]
+        self._cleaned = True
+        for folder in folders:
+            shutil.rmtree(folder / _STAGING, ignore_errors=True)
 
     def _start(self, checkpoint: Path) -> "subprocess.Popen[str] | None":
         """Start the process of this rank, if it has a part."""
@@ -178,6 +187,7 @@ class HuggingFaceCopies:
             staging.rename(target)
             self._log(f"  step {running.step} in Hugging Face format in {target}")
         except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
             self._warn(running.step, cause_of(error))
 
     def _warn(self, step: int, reason: str) -> None:

@@ -67,7 +67,7 @@ def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedChec
         clock: Monotonic clock in seconds, that of the plan.
 
     Raises:
-        CheckpointSaveError: Writing failed; earlier checkpoints and the trackers are unchanged.
+        CheckpointSaveError: Writing failed; see `save.save_checkpoint`.
     """
     job = plan.job
     with cleaned_up(job.root, job.step, job.staging):

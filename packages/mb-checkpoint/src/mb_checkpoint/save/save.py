@@ -98,8 +98,9 @@ def save_checkpoint(
             none. Of the others only sizes are compared.
 
     Raises:
-        CheckpointSaveError: Writing failed. Earlier checkpoints and the trackers are unchanged, and the new files are
-            removed; if only a tracker could not be written, the complete checkpoint remains.
+        CheckpointSaveError: Writing failed. Earlier checkpoints are unchanged, no tracker names an incomplete one, and
+            the new files are removed. If it failed after the rename, the complete checkpoint remains, and the trackers
+            may name it.
         CheckpointLayoutError: The optimizer state cannot be stored correctly in the selected form, or only one of model
             and layout is that of Megatron-FSDP.
         NotImplementedError: `module_name` is set.

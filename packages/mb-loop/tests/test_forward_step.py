@@ -216,3 +216,17 @@ def test_a_number_among_the_logged_losses_is_left_to_the_average():
     )
     output = torch.ones((), requires_grad=True)
     assert step(None, output)[1](output)[1] == {"loss": 3.0}
+
+
+def test_a_loss_without_tokens_is_rejected_where_megatron_divides_by_them():
+    model = SimpleNamespace(config=SimpleNamespace(calculate_per_token_loss=True))
+    output = torch.ones((), requires_grad=True)
+
+    def loss_of(*returned):
+        return inspected_forward_step(lambda *_: (output, lambda _: returned), None)(None, model)[1](output)
+
+    assert loss_of(output, torch.tensor(1), {}) == (output, torch.tensor(1), {})
+    with torch.no_grad():  # an evaluation divides no gradients
+        assert loss_of(output, {}) == (output, {})
+    with pytest.raises(ForwardStepError, match="calculate_per_token_loss=false"):
+        loss_of(output, {})

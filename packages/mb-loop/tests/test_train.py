@@ -471,6 +471,35 @@ def test_megatrons_schedule_gets_the_arguments_it_takes():
     ]
 
 
+def divide_in_place(*, forward_step_func, data_iterator, model, num_microbatches, **_):
+    """Divide the loss as `forward_step_calc_loss` of Megatron's schedules does."""
+    reports = []
+    for _ in range(num_microbatches):
+        output, loss_function = forward_step_func(data_iterator, *model)
+        loss, report = loss_function(output)
+        loss /= num_microbatches
+        reports.append(report)
+    return reports
+
+
+def test_a_logged_loss_is_not_divided_with_the_loss():
+    model, _ = tiny.make_model()
+    model.eval()
+    state = mb_loop.LoopState.of(train_iters=1, global_batch_size=4, eval_iters=1)
+    parts = mb_loop.TrainParts(
+        forward_step_func=tiny.forward_step,
+        model=model,
+        train_data_iterator=tiny.batches(),
+        valid_data_iterator=tiny.batches(),
+        forward_backward_func=divide_in_place,
+        optimizer=MegatronLikeOptimizer(),
+    )
+    batch = mb_loop.StepBatch(samples=4, num_microbatches=4, micro_batch_size=1)
+    trained = float(mb_loop.TrainStep(parts, state)(1, batch).losses["loss"])
+    each = [(model(inputs) - targets).square().mean().item() for inputs, targets in map(tiny.batch, range(4))]
+    assert [trained, mb_loop.evaluate(parts, state)["loss"]] == pytest.approx([sum(each) / 4] * 2, rel=1e-6)
+
+
 def test_the_loop_never_synchronises_with_the_device(monkeypatch):
     def refuse(*_):
         raise AssertionError("read by the host")

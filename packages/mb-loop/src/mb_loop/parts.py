@@ -16,7 +16,7 @@ from mb_loop.rerun_machine import RerunMachine
 from mb_loop.settings import GlobalState
 from mb_loop.step.attention_logits import AttentionLogits
 from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup
-from mb_loop.step.forward_step import ForwardStep, prepare_forward_step_func
+from mb_loop.step.forward_step import ForwardStep, inspected_forward_step
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Scheduler
 from mb_loop.step.result import StepResult, no_flops
@@ -128,7 +128,7 @@ class TrainParts:
         )
         parallel.check(state.cfg, self.model)
         return ForwardBackwardRunner(
-            prepare_forward_step_func(self.forward_step_func, state),
+            inspected_forward_step(self.forward_step_func, state),
             data_iterator=data_iterator,
             model=self.model,
             seq_length=state.cfg.model.seq_length,

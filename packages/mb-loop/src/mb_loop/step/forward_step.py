@@ -128,10 +128,10 @@ def inspected_forward_step(
     *,
     inspect_loss: Callable[[Any], object] | None = None,
 ) -> ForwardStep:
-    """Return a forward step that takes no state, and that passes each microbatch's loss to `inspect_loss`.
+    """Return a forward step that takes no state, checks its results, and passes each loss to `inspect_loss`.
 
     Logged losses that share the memory of the loss are copied: Megatron's schedules divide the loss in place by the
-    number of microbatches, and `loss.detach()` would be divided with it.
+    number of microbatches, and `loss.detach()` would be divided with it. A step may be wrapped more than once.
 
     Args:
         forward_step_func: `(iterator, model)` or `(state, iterator, model)`; returns the output of the model and the
@@ -141,12 +141,13 @@ def inspected_forward_step(
             inspected. The result for non-loss data is not.
 
     The forward step raises a ForwardStepError if the user's step or loss function returns something else than
-    Megatron's schedules need, or a loss without a gradient, which they would accept in silence.
+    Megatron's schedules need, or what they would accept in silence: a loss without a gradient, or without a number of
+    tokens for a model with `calculate_per_token_loss`.
     """
     step = maybe_inject_state(forward_step_func, state)
 
-    def inspected(*arguments: Any, **options: Any) -> Any:
-        output, loss_function = checked_output(step(*arguments, **options), has_loss=False)
+    def inspected(iterator: Any, model: Any, *arguments: Any, **options: Any) -> Any:
+        output, loss_function = checked_output(step(iterator, model, *arguments, **options), has_loss=False)
         if loss_function is None:
             return output, None
 
@@ -155,6 +156,14 @@ def inspected_forward_step(
             if selection.get("non_loss_data"):
                 return result
             loss, *tokens, logged = checked_loss(result)
+            if not tokens and torch.is_grad_enabled() and _divides_by_tokens(model):
+                raise ForwardStepError(
+                    "loss function: returned (loss, report) without a number of tokens, but with "
+                    "model.calculate_per_token_loss=true Megatron adds the gradients of all data-parallel ranks and "
+                    "divides them by this number, so they would be too large. Set model.calculate_per_token_loss=false "
+                    "for a mean over microbatches; or return the sum of the losses, the number of tokens, and the "
+                    "report."
+                )
             if inspect_loss is not None:
                 inspect_loss(loss.detach())
             return loss, *tokens, {name: _own_memory(value, loss) for name, value in logged.items()}
@@ -164,7 +173,13 @@ def inspected_forward_step(
     return inspected
 
 
+def _divides_by_tokens(model: Any) -> bool:
+    """Return whether Megatron divides the gradients of a model chunk by the tokens of its loss function."""
+    config = getattr(model, "config", None)
+    return bool(getattr(config, "calculate_per_token_loss", False))
+
+
 def _own_memory(value: Any, loss: Tensor) -> Any:
     """Return a logged value, copied if it shares the memory of the loss."""
     shared = isinstance(value, Tensor) and value.data_ptr() == loss.data_ptr()
-    return value.clone() if shared else value
+    return value.detach().clone() if shared else value

@@ -1,4 +1,4 @@
-"""No module imports itself through others, also not by an import in a function or of a name as text."""
+"""No module imports itself through others: in a function, by a name as text and for type checkers included."""
 
 import ast
 import importlib
@@ -27,10 +27,19 @@ def imported_texts(source: str) -> Iterator[str]:
             yield f"mb_trainer.commands.{node.args[0].value}"
 
 
+SECTIONS_THAT_INSTALL = {"mb_models.peft.config"}
+"""Sections with methods, by their seeds, that load their implementation, whose parameters have the section's type."""
+
+
 def module_graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports. Imports for type checkers alone do not count."""
-    graph = grimp.build_graph(*NAMES, exclude_type_checking_imports=True, cache_dir=None)
-    imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    """Return the modules that each module imports."""
+    graph = grimp.build_graph(*NAMES, cache_dir=None)
+    running = grimp.build_graph(*NAMES, exclude_type_checking_imports=True, cache_dir=None)
+    imports = {
+        module: graph.find_modules_directly_imported_by(module) - SECTIONS_THAT_INSTALL
+        | running.find_modules_directly_imported_by(module)
+        for module in graph.modules
+    }
     for name in NAMES:
         root = Path(str(importlib.import_module(name).__file__)).parent
         for file in root.rglob("*.py"):

@@ -11,6 +11,7 @@ from mb_launch.world import (
     read_world,
     require_address,
     require_single_process,
+    torchrun_environment,
 )
 
 SRUN = {
@@ -131,6 +132,29 @@ def test_a_rank_outside_the_world_is_an_error():
 def test_torchrun_sets_the_number_of_local_processes(text, number):
     environment = {} if text is None else {"LOCAL_WORLD_SIZE": text}
     assert read_local_world_size(environment) == number
+
+
+@pytest.mark.parametrize(
+    ("node", "counts", "number"),
+    [
+        ("0", "8(x2),4", 8),
+        ("1", "8(x2),4", 8),
+        ("2", "8(x2),4", 4),
+        ("3", "8(x2),4", None),
+        ("0", "8(y)", None),
+    ],
+)
+def test_srun_states_the_number_of_processes_of_each_node(node, counts, number):
+    step = {**SRUN, "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": counts, "LOCAL_WORLD_SIZE": "99"}
+    assert read_local_world_size(step) == number
+
+
+def test_a_task_of_srun_gets_the_variables_of_torchrun():
+    step = {**SRUN, "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    of_torchrun = {
+        name: torchrun_environment(step)[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    }
+    assert of_torchrun == {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
 
 def test_an_option_that_starts_processes_is_rejected_inside_a_launcher():

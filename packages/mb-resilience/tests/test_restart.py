@@ -10,6 +10,7 @@ from mb_resilience.restarts.arguments import (
     check_restart,
     max_attempts,
     monitor_log_path,
+    ranks_per_node,
     wrapper_times,
 )
 
@@ -80,3 +81,20 @@ def test_monitor_logs_have_an_absolute_path_with_the_rank():
     assert monitor_log_path(InProcessRestartConfig()) is None
     path = monitor_log_path(InProcessRestartConfig(monitor_process_logdir="logs"))
     assert path == str(Path.cwd() / "logs" / "monitor_{rank}.log")
+
+
+def test_a_node_has_the_ranks_that_its_launcher_states():
+    meeting = Rendezvous.from_environment(ENVIRONMENT)
+    nodes, ranks = InProcessRestartConfig(), InProcessRestartConfig(granularity="rank")
+    assert ranks_per_node(nodes, meeting, {"LOCAL_WORLD_SIZE": "4"}) == 4
+    assert ranks_per_node(ranks, meeting, {}) is None
+    assert ranks_per_node(nodes, Rendezvous.from_environment({}), {}) == 1
+
+
+@pytest.mark.parametrize("environment", [{}, {"LOCAL_WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": "x"}])
+def test_nodes_of_an_unknown_number_of_ranks_are_rejected(environment):
+    """Each node would train with one of its ranks, and keep the others as spare ones."""
+    with pytest.raises(
+        RestartSetupError, match=r"granularity: node, with LOCAL_WORLD_SIZE=.* Set LOCAL_WORLD_SIZE"
+    ):
+        ranks_per_node(InProcessRestartConfig(), Rendezvous.from_environment(ENVIRONMENT), environment)

@@ -117,6 +117,7 @@ def test_fault_tolerance(changed, ids):
         ({"calc_relative_gpu_perf": False, "calc_individual_gpu_perf": False}, "no score to calculate"),
         ({"report_time_interval": 0.0}, "report_time_interval=0.0"),
         ({"gpu_individual_perf_threshold": -0.1}, "threshold -0.1"),
+        ({"report_time_interval": float("nan")}, "is not a positive interval"),
         ({"enabled": False, "report_time_interval": -1.0}, None),
     ],
 )

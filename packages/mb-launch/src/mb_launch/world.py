@@ -132,9 +132,10 @@ def read_world(environment: Mapping[str, str]) -> World:
 
 
 def torchrun_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this process, with rank, world size and address as torchrun sets them.
+    """Return the variables of this process, with rank, world sizes and address as torchrun sets them.
 
-    A single process without a launcher has none of them.
+    LOCAL_WORLD_SIZE is left out where the launcher does not state it. A single process without a launcher has none of
+    the variables.
 
     Raises:
         WorldError: As `read_world`; or there are several processes, and no variable holds the address.
@@ -145,6 +146,8 @@ def torchrun_environment(environment: Mapping[str, str]) -> dict[str, str]:
     require_address(world, environment)
     numbers = (world.rank, world.world_size, world.local_rank)
     variables = {**environment, **dict(zip(TORCHRUN_VARIABLES, map(str, numbers), strict=False))}
+    if (local_world_size := read_local_world_size(environment)) is not None:
+        variables["LOCAL_WORLD_SIZE"] = str(local_world_size)
     if world.address is not None:
         variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = world.address.rpartition(":")
     return variables
@@ -156,8 +159,19 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 
 def read_local_world_size(environment: Mapping[str, str]) -> int | None:
     """Return the number of processes that the launcher started on this machine; None if unknown."""
+    variables = launcher_variables(environment)
+    if variables is not None and variables.launcher == "srun":
+        return _step_tasks_of_node(environment)
     text = environment.get("LOCAL_WORLD_SIZE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
     return int(text) if text.isdecimal() else None
+
+
+def _step_tasks_of_node(environment: Mapping[str, str]) -> int | None:
+    """Return the tasks of a Slurm step on this node, from a text such as `8(x2),4`: the numbers of all its nodes."""
+    node, counts = environment.get("SLURM_NODEID", ""), environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    runs = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", text) for text in counts.split(",")]
+    tasks = [int(run[1]) for run in runs if run is not None for _ in range(int(run[2] or 1))]
+    return tasks[int(node)] if None not in runs and node.isdecimal() and int(node) < len(tasks) else None
 
 
 def require_address(world: World, environment: Mapping[str, str]) -> None:

@@ -165,6 +165,27 @@ def check_restart(section: InProcessRestartConfig, *, group_initialized: bool) -
         )
 
 
+def ranks_per_node(
+    section: InProcessRestartConfig, meeting: Rendezvous, environment: Mapping[str, str] | None = None
+) -> int | None:
+    """Return the number of ranks of a node, which are excluded together; None if ranks are excluded one by one.
+
+    Raises:
+        RestartSetupError: nodes are excluded, and LOCAL_WORLD_SIZE does not hold their number of ranks.
+    """
+    if section.granularity == "rank":
+        return None
+    if meeting.world_size == 1:
+        return 1
+    text = (os.environ if environment is None else environment).get("LOCAL_WORLD_SIZE", "")
+    if not text.isdecimal() or int(text) < 1:
+        raise RestartSetupError(
+            f"inprocess_restart.granularity: node, with LOCAL_WORLD_SIZE={text!r}, does not define how many ranks a "
+            "node has. Set LOCAL_WORLD_SIZE to that number, as torchrun does, or granularity=rank."
+        )
+    return int(text)
+
+
 def wrapper_times(section: InProcessRestartConfig) -> dict[str, timedelta]:
     """Return the time settings under the parameter names of NVRx's wrapper."""
     return {name: timedelta(seconds=getattr(section, name)) for name in WRAPPER_TIMES}

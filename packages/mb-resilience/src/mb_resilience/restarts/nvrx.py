@@ -35,6 +35,7 @@ from mb_resilience.restarts.arguments import (
     max_attempts,
     monitor_log_path,
     prepare_environment,
+    ranks_per_node,
     wrapper_times,
 )
 from mb_resilience.restarts.native_sockets import open_sockets, shut_down_connections
@@ -87,20 +88,22 @@ def run_with_restarts(
             ends the run on all ranks.
         exit_signals: signals that stop the training function, in addition to SIGTERM and SIGINT. Between attempts they
             are kept for the next one; a spare rank ignores them, because the active ranks receive them, too.
-        environment: variables with rank, world size and address of the rendezvous, as torchrun sets them; None:
-            `os.environ`.
+        environment: variables with rank, world size, ranks of the node and address of the rendezvous, as torchrun sets
+            them; None: `os.environ`.
 
     Returns:
         Result of the successful attempt; None on a spare rank.
 
     Raises:
         SectionError: the section violates its rules.
-        RestartSetupError: a process group is already initialized (V245), or the rendezvous or the rank is not set.
+        RestartSetupError: a process group is already initialized (V245), or the rendezvous, the rank, or the number of
+            ranks of a node that is excluded as a whole is not set.
         RestartLimitError: the last permitted attempt ended with a fault, no rank remains that can train, this rank had
             more than `max_rank_faults` faults, or another rank raised a final error.
     """
     check_restart(section, group_initialized=torch.distributed.is_initialized())
     meeting = Rendezvous.from_environment(environment)
+    node_ranks = ranks_per_node(section, meeting, environment)
     prepare_environment(section)
     server = serve_store(meeting) if meeting.owner == "rank 0" and meeting.rank == 0 else None
     if server is not None:
@@ -108,7 +111,14 @@ def run_with_restarts(
     signals_held = {signal.SIGTERM, signal.SIGINT, *exit_signals}
     with HeldSignals(signals_held) as signals, rank_variables(meeting), nvrx_without_logs():
         run = RestartedRun(train, meeting, section=section, signals=signals, is_final=is_final)
-        wrapper = _wrapper(section, run, abort=abort, finalize=finalize, usable_world_size=usable_world_size)
+        wrapper = _wrapper(
+            section,
+            run,
+            node_ranks=node_ranks,
+            abort=abort,
+            finalize=finalize,
+            usable_world_size=usable_world_size,
+        )
         try:
             result: Returned | None = wrapper(run.attempt)(None)
         except (inprocess.exception.RestartAbort, inprocess.exception.RestartError) as error:
@@ -326,6 +336,7 @@ def _wrapper(
     section: InProcessRestartConfig,
     run: RestartedRun[Any],
     *,
+    node_ranks: int | None,
     abort: Sequence[Callable[[], object]],
     finalize: Sequence[Callable[[], object]],
     usable_world_size: Callable[[int], int] | None,
@@ -349,23 +360,22 @@ def _wrapper(
             inprocess.health_check.FaultCounter(section.max_rank_faults),
         ),
         rank_assignment=inprocess.rank_assignment.Tree(
-            _layers(section, active), world_size_filter=usable_world_size
+            _layers(active, node_ranks=node_ranks), world_size_filter=usable_world_size
         ),
         monitor_process_logfile=monitor_log_path(section),
         **wrapper_times(section),
     )
 
 
-def _layers(section: InProcessRestartConfig, active: int) -> list[Any]:
+def _layers(active: int, *, node_ranks: int | None) -> list[Any]:
     """Return the layers of the rank assignment, which define the excluded unit: ranks, or complete nodes."""
     ranks = inprocess.rank_assignment
     layers = [ranks.Layer(min_ranks=1, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
-    if section.granularity == "node":
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if node_ranks is not None:
         layers.append(
             ranks.Layer(
-                min_ranks=local,
-                max_ranks=local,
+                min_ranks=node_ranks,
+                max_ranks=node_ranks,
                 key_or_fn=lambda state: socket.gethostname(),
                 flag=ranks.LayerFlag.RESERVE,
             )

@@ -35,7 +35,7 @@ def invalid_detector_settings(
         return None
     if not (calc_relative_gpu_perf or calc_individual_gpu_perf):
         return "calc_relative_gpu_perf=false and calc_individual_gpu_perf=false leave no score to calculate"
-    if report_time_interval <= 0:
+    if not report_time_interval > 0:  # also not a number
         return f"report_time_interval={report_time_interval} is not a positive interval"
     for threshold in (gpu_relative_perf_threshold, gpu_individual_perf_threshold):
         if not 0 <= threshold <= 1:

@@ -54,6 +54,23 @@ def test_a_rewritten_file_is_read_again(tmp_path):
     assert read_train_state(path) == {"step": 2}
 
 
+@pytest.mark.parametrize("flops", [float("nan"), float("inf")])
+def test_flops_that_are_no_number_are_those_of_a_damaged_file(flops):
+    with pytest.raises(TrainStateError, match=r"^test: cannot be read as a train state"):
+        decode_train_state(encode_train_state({"step": 1, FLOPS: flops}), source="test")
+
+
+@pytest.mark.parametrize("counter", [torch.zeros(2), 2**63, -(2**63) - 1])
+def test_a_counter_that_has_no_place_in_64_bits_is_rejected(counter):
+    with pytest.raises(TrainStateError, match=r"^train state: tokens is .* Leave it out of state_dict"):
+        encode_train_state({"step": 1, "tokens": counter})
+
+
+def test_flops_that_are_not_a_number_are_rejected():
+    with pytest.raises(TrainStateError, match=f"{FLOPS} is None, a NoneType"):
+        encode_train_state({"step": 1, FLOPS: None})
+
+
 def test_a_counter_that_is_not_a_number_is_rejected():
     with pytest.raises(TrainStateError, match="history is \\[1, 2\\], a list"):
         encode_train_state({"step": 1, "history": [1, 2]})

@@ -54,7 +54,7 @@ def missing_entries(
 
 
 def without_entries(sections: Mapping[str, Any], missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sections without the entries of `left`."""
+    """Return the sections without the entries of `missing`."""
     return {
         section: {name: entry for name, entry in entries.items() if name not in missing[section]}
         for section, entries in sections.items()

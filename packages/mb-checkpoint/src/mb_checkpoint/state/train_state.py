@@ -22,17 +22,24 @@ def encode_train_state(counters: Mapping[str, object]) -> bytes:
     """Return the content of a train_state.pt file.
 
     Raises:
-        TrainStateError: A counter is neither a number nor a bool, or the step is missing.
+        TrainStateError: A counter is neither a number nor a bool, an integer has more than 64 bits, or the step is
+            missing.
     """
     step_in(counters)
     tensors = {}
     for name, counter in counters.items():
-        value = counter.item() if isinstance(counter, torch.Tensor) else counter
-        dtype = torch.float64 if name == FLOPS else DTYPES.get(type(value))
+        value = counter.item() if isinstance(counter, torch.Tensor) and counter.numel() == 1 else counter
+        dtype = DTYPES.get(type(value))
         if dtype is None:
             raise TrainStateError(
                 f"train state: {name} is {value!r}, a {type(value).__name__}; only bool, int and float are stored. "
                 "Leave it out of state_dict()."
+            )
+        if name == FLOPS:
+            dtype = torch.float64
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TrainStateError(
+                f"train state: {name} is {value:,}, and integers of 64 bits are stored. Leave it out of state_dict()."
             )
         tensors[name] = torch.tensor(value, dtype=dtype)
     buffer = io.BytesIO()
@@ -66,7 +73,9 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
             warnings.simplefilter("ignore")
             stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         counters = {name: value.item() for name, value in stored.items()}
-        counters["step"] = int(counters["step"])
+        counters |= {
+            name: int(counters[name]) for name in ("step", FLOPS) if name == "step" or name in counters
+        }
     except Exception as error:  # a changed bit can make the reader of the pickle raise anything
         # torch's text about a pickle has many lines, and advises to unpickle without restrictions
         text = "" if isinstance(error, UnpicklingError) else f": {error}"
@@ -75,8 +84,6 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
             f"{source}: {problem}. The file is damaged or of another kind; resume from an older checkpoint.",
             problem=problem,
         ) from error
-    if FLOPS in counters:
-        counters[FLOPS] = int(counters[FLOPS])
     return counters
 
 

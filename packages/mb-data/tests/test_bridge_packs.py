@@ -155,6 +155,13 @@ class Harmful:
         ([ROW | {"seq_start_id": [[0], [3]]}], "row 1: is not a pack .a list in a list"),
         ([ROW | {"loss_mask": 1}], "row 1: is not a pack .a list in a list, or a single number"),
         ([ROW | {"input_ids": [2**70] * 5}], "row 1: is not a pack"),
+        ([ROW | {"input_ids": [1.5, 2, 3, 4, 5]}], "row 1: is not a pack .an item is not an integer"),
+        ([ROW | {"loss_mask": [0.5, 1, 1, 1, 1]}], "row 1: is not a pack .an item is not an integer"),
+        (
+            [ROW | {"loss_mask": [float("nan"), 1, 1, 1, 1]}],
+            "row 1: is not a pack .an item is not an integer",
+        ),
+        ([ROW | {"input_ids": ["1", "2", "3", "4", "5"]}], "row 1: is not a pack"),
         ([ROW | {"loss_mask": [1]}], r"row 1: is not a pack \(5 input_ids, 1 in loss_mask"),
         ([ROW | {"seq_start_id": [0, 4]}], "samples begin at 0 and have two or more ids"),
         ([ROW, ROW | {"input_ids": [1, 2, 300, 4, 5]}], r"row 2: has the id 300, but the tokenizer has 257"),

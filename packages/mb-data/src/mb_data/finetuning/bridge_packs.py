@@ -189,9 +189,7 @@ def _samples(row: Any, *, location: str) -> list[EncodedSample]:
         BadDocumentError: A column is missing or is not a list of integers, or the columns contradict each other.
     """
     try:
-        columns = [np.asarray(row[name], np.int64) for name in COLUMNS]
-        if any(column.ndim != 1 for column in columns):
-            raise ValueError("a list in a list, or a single number")
+        columns = [_integers(row[name]) for name in COLUMNS]
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise BadDocumentError(
             f"{location}: is not a pack ({error}); it needs {', '.join(COLUMNS)}, each a list of integers. Pack the "
@@ -209,6 +207,21 @@ def _samples(row: Any, *, location: str) -> list[EncodedSample]:
         EncodedSample(ids=ids[start:end], loss_mask=[False, *map(bool, mask[start : end - 1])])
         for start, end in zip(starts, ends, strict=True)
     ]
+
+
+def _integers(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a column of a row. A mask may be of truth values or of whole floating-point numbers.
+
+    Raises:
+        ValueError: It is not a list, or has an item that is not an integer.
+    """
+    numbers = np.asarray(column)
+    if numbers.ndim != 1:
+        raise ValueError("a list in a list, or a single number")
+    integers = numbers.astype(np.int64)
+    if len(numbers) and (numbers.dtype.kind not in "biuf" or (integers != numbers).any()):
+        raise ValueError("an item is not an integer")
+    return integers
 
 
 def _require_limits(

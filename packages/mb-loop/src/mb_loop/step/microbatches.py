@@ -140,15 +140,23 @@ def parse_schedule(text: str, *, seq_length: int | None = None) -> tuple[tuple[i
     samples.
 
     Raises:
-        BatchSizeError: a pair cannot be parsed, the first threshold is not 0, or thresholds do not increase.
+        BatchSizeError: a pair cannot be parsed, a size is not whole, the first threshold is not 0, or thresholds do not
+            increase.
     """
     where = f"train.step_batch_size_schedule: {text!r}"
     pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
     if not pairs or None in pairs:
         raise BatchSizeError(f"{where}: is not a list of threshold:size. Write it like '0:768 250B:1536'.")
     stages = tuple(
-        (_number(pair, "threshold") // (seq_length or 1), _number(pair, "size")) for pair in pairs if pair
+        (int(_amount(pair, "threshold") // (seq_length or 1)), int(_amount(pair, "size")))
+        for pair in pairs
+        if pair
     )
+    fractions = [pair[0] for pair in pairs if pair and _amount(pair, "size").denominator > 1]
+    if fractions:
+        raise BatchSizeError(
+            f"{where}: has a size that is not whole in {fractions[0]!r}. Use a whole number."
+        )
     thresholds = [threshold for threshold, _ in stages]
     rising = all(low < high for low, high in pairwise(thresholds))
     if thresholds[0] != 0 or not rising or min(size for _, size in stages) < 1:
@@ -166,8 +174,8 @@ _PAIR = re.compile(
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def _number(pair: re.Match[str], name: str) -> int:
-    return int(Fraction(pair[name]) * _UNITS[pair[f"{name}_unit"].upper()])
+def _amount(pair: re.Match[str], name: str) -> Fraction:
+    return Fraction(pair[name]) * _UNITS[pair[f"{name}_unit"].upper()]
 
 
 def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[tuple[int, int], ...]:

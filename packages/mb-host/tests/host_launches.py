@@ -29,7 +29,9 @@ def environment(*names: str) -> tuple:
 
 def raise_on(rank: int) -> None:
     if dist.get_rank() == rank:
-        raise ValueError(f"boom on {rank}")
+        error = ValueError(f"boom on {rank}")
+        error.__notes__ = ["a note, which follows the message"]  # as `add_note` of Python 3.11
+        raise error
     dist.barrier()
 
 

@@ -129,7 +129,8 @@ def _returned(rank: int, result: object) -> RankOutcome:
 
 
 def _raised(rank: int, error: BaseException) -> RankOutcome:
-    summary = traceback.format_exception_only(error)[-1].strip()
+    # lines of code of a syntax error precede type and message, and notes follow them
+    summary = next(line for line in traceback.format_exception_only(error) if line[0] != " ").strip()
     detail = "".join(traceback.format_exception(error))
     return RankOutcome(rank=rank, state="raised", summary=f"raised {summary}", detail=detail)
 

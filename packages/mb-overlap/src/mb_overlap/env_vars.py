@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from mb_schema.gpu_capabilities import CAPABILITIES
 from mb_schema.gpu_names import find_short_name, short_name
 
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -11,27 +12,7 @@ MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
 HOPPER = 9
 """Compute capability (major) of the last generation that overlaps best with one queue."""
 
-GENERATIONS: Mapping[str, int] = {
-    "v100": 7,
-    "t4": 7,
-    "a100": 8,
-    "a800": 8,
-    "a30": 8,
-    "a10": 8,
-    "a40": 8,
-    "l4": 8,
-    "l40": 8,
-    "l40s": 8,
-    "h20": 9,
-    "h100": 9,
-    "h200": 9,
-    "h800": 9,
-    "gh200": 9,
-    "b200": 10,
-    "gb200": 10,
-    "b300": 10,
-    "gb300": 10,
-}
+GENERATIONS: Mapping[str, int] = {name: major for name, (major, _) in CAPABILITIES.items()}
 """Short name of a GPU to the major number of its compute capability."""
 
 

@@ -66,6 +66,15 @@ def test_samples_are_drawn_by_weight(roots, tmp_path):
         train[16]
 
 
+def test_the_order_of_many_datasets_does_not_depend_on_the_size():
+    shares = np.array([0.9] + [0.1 / 99] * 99)
+    first = sorted(
+        ((k + 0.5) / share, dataset, k) for dataset, share in enumerate(shares) for k in range(500)
+    )
+    numbers, positions = interleave(shares, size=400)
+    assert [*zip(numbers.tolist(), positions.tolist(), strict=True)] == [each[1:] for each in first[:400]]
+
+
 def test_without_weights_an_epoch_contains_each_sample_once(roots, tmp_path):
     train, _, _ = build(section(roots, tmp_path), train=16)
     assert len({*names(train)[:8]}) == len({*names(train)[8:]}) == 8

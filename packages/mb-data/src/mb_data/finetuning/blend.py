@@ -71,7 +71,9 @@ def interleave(shares: NDArray[np.float64], *, size: int) -> tuple[NDArray[np.in
         shares: Weights of the datasets, with a sum of 1.
         size: Number of samples.
     """
-    counts = np.ceil(shares * size).astype(np.int64) + 1
+    # The first `size` samples are placed before `size` plus half the number of datasets, where each dataset has
+    # at least its share less a half.
+    counts = np.ceil(shares * (size + len(shares) / 2)).astype(np.int64) + 1
     numbers = np.repeat(np.arange(len(shares), dtype=np.int16), counts)
     positions = np.concatenate([np.arange(count) for count in counts])
     order = np.argsort((positions + 0.5) / shares[numbers], kind="stable")[:size]

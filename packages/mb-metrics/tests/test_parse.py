@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Metrics, names
 from mb_metrics.parse.log import LogFormatError, parse_log, read_log, timed
+from mb_metrics.parse.log_lines import number
 from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow, ThroughputRates
 from mb_metrics.run.events import RunEvent
 from mb_metrics.sinks.console import evaluation_line, iteration_line, step_time_line
@@ -382,3 +383,8 @@ def test_a_number_of_thousands_of_digits_is_no_iteration(tmp_path):
     log.write_text(line % ("9" * 100_000) + line % "1")
     (row,) = read_log(log).rows
     assert row.step == 1
+
+
+def test_a_comma_separates_thousands_only():
+    assert [number(text) for text in ("1,234,567.5", "-1,234", "2e-3")] == [1234567.5, -1234.0, 0.002]
+    assert [number(text) for text in ("3,14", "1,2345", "12,34,56", "0,000123", ",5")] == [None] * 5

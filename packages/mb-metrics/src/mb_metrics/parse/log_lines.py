@@ -8,7 +8,8 @@ from enum import Enum
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _NUMBER = re.compile(
-    r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?))\s*", re.IGNORECASE
+    r"\s*([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?))\s*",
+    re.IGNORECASE,
 )
 
 SKIPPED_STEPS = "interval/skipped-steps"
@@ -45,6 +46,6 @@ def last_stamp(text: str) -> float:
 
 
 def number(text: str) -> float | None:
-    """Parse a number with or without thousands separators; return None if the text is not a number."""
+    """Parse a number with or without thousands separators; return None for other texts, such as a decimal comma."""
     match = _NUMBER.fullmatch(text)
     return float(match[1].replace(",", "")) if match else None

@@ -226,6 +226,27 @@ def test_generation_options_without_effect_are_rejected(settings, problem):
         read_generation_options(settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"temperature": "hot"}, r"^generation_kwargs\.temperature: 'hot' is not a number"),
+        ({"top_p": [1]}, r"top_p: \[1\] is not a number"),
+        ({"temperature": float("nan")}, "temperature: nan is not a number"),
+        ({"max_gen_toks": "many"}, "max_gen_toks: 'many' is not a number"),
+        ({"max_tokens": 7.9}, r"max_tokens: 7\.9 is not a whole number"),
+        ({"top_k": float("inf")}, "top_k: inf is not a whole number"),
+    ],
+)
+def test_generation_options_that_are_not_numbers_are_rejected(settings, problem):
+    with pytest.raises(SamplingOptionError, match=problem):
+        read_generation_options(settings)
+
+
+def test_null_in_a_task_file_is_the_default():
+    names = ("until", "do_sample", "temperature", "top_k", "top_p", "max_gen_toks")
+    assert read_generation_options(dict.fromkeys(names)) == read_generation_options({})
+
+
 def test_generation_options_of_other_libraries_are_read():
     settings = {"until": "x", "max_new_tokens": 5, "temperature": 0.5, "top_k": 3, "top_p": 0.9}
     options, stops = read_generation_options(settings)

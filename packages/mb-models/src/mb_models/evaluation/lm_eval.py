@@ -1,6 +1,7 @@
 """Model interface of lm-evaluation-harness over a causal model. Requires lm_eval (extra `lm-eval`)."""
 
 import atexit
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
@@ -258,6 +259,8 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
 def read_generation_options(settings: Mapping[str, Any]) -> tuple[SamplingOptions, list[str]]:
     """Return the options in `generation_kwargs` of a task, and the texts that end a generated text.
 
+    None, as null in a task file, is the default.
+
     Raises:
         SamplingOptionError: an option is unknown, or its value is wrong.
     """
@@ -266,22 +269,44 @@ def read_generation_options(settings: Mapping[str, Any]) -> tuple[SamplingOption
         raise SamplingOptionError(
             f"generation_kwargs: has unknown options ({', '.join(unknown)}). Known are {', '.join(sorted(supported))}."
         )
+    settings = {name: value for name, value in settings.items() if value is not None}
     until = settings.get("until") or []
-    temperature = float(settings.get("temperature", 0.0))
+    temperature = _number(settings, "temperature", 0.0)
     if settings.get("do_sample") and temperature == 0.0:
         raise SamplingOptionError(
             "generation_kwargs.do_sample: needs a temperature above 0 (do_sample=true, temperature=0.0). Set "
             "temperature, or do_sample=false."
         )
     options = SamplingOptions(
-        max_new_tokens=next(
-            (int(settings[name]) for name in _LENGTHS if name in settings), MAX_GENERATED_TOKENS
+        max_new_tokens=_whole_number(
+            settings, next(filter(settings.__contains__, _LENGTHS), _LENGTHS[0]), MAX_GENERATED_TOKENS
         ),
         temperature=temperature if settings.get("do_sample", temperature > 0) else 0.0,
-        top_k=int(settings.get("top_k") or 0),
-        top_p=float(settings.get("top_p", 1.0)),
+        top_k=_whole_number(settings, "top_k", 0),
+        top_p=_number(settings, "top_p", 1.0),
     )
     return options, [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+
+
+def _number(settings: Mapping[str, Any], name: str, default: float) -> float:
+    try:
+        number = float(settings.get(name, default))
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise SamplingOptionError(
+            f"generation_kwargs.{name}: {settings[name]!r} is not a number. Correct it in the task."
+        )
+    return number
+
+
+def _whole_number(settings: Mapping[str, Any], name: str, default: int) -> int:
+    number = _number(settings, name, default)
+    if not number.is_integer():
+        raise SamplingOptionError(
+            f"generation_kwargs.{name}: {number} is not a whole number. Correct it in the task."
+        )
+    return int(number)
 
 
 def register_model(name: str, open_model: Callable[..., AbstractContextManager[TrainedLM]]) -> None:

@@ -228,6 +228,9 @@ HYBRIDS: dict[str, dict[str, object]] = {
         **MIXED, **SP, "hybrid_layer_pattern": "G-*-", "qk_layernorm": True, "attention_output_gate": True, TP: 2
     },
     "pp2 without bars": {**MIXED, "hybrid_layer_pattern": "M-*-", PP: 2},
+    "pp2 without bars, a short first stage": {
+        **MIXED, "hybrid_layer_pattern": "M-*-", PP: 2, "num_layers_in_first_pipeline_stage": 1
+    },
     "pp2 vp2 tied": {**MIXED, **TIED, "hybrid_layer_pattern": "M|G|*-|-", PP: 2, VP: 2, **OVERLAP},
     "two tokens ahead, pp2, tied": {**MIXED, **TIED, "hybrid_layer_pattern": "M*|-/*-/*-", PP: 2},
     "layer norms, biases, learned positions": {

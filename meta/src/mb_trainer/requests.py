@@ -91,7 +91,7 @@ def examine_sections(
         ConfigError: The used sections violate rules.
         ConfigReadError: Settings cannot be read.
     """
-    world = world_size or smallest_world(read_request(given.arguments, files=given.files).config.model)
+    world = world_size or smallest_world_of(given)
     examined = examine_request(given, target=TargetMachine(world_size=world))
     used = tuple(f"{section}." for section in sections)
     problems = [
@@ -100,6 +100,16 @@ def examine_sections(
     if problems:
         raise ConfigError(problems)
     return examined.request
+
+
+def smallest_world_of(given: CommandInput) -> int:
+    """Return the smallest number of processes that holds the model of a request.
+
+    Raises:
+        ConfigReadError: Settings cannot be read.
+    """
+    config = read_request(given.arguments, files=given.files).config
+    return smallest_world(config.model, follows_megatron_bridge=config.follows_megatron_bridge)
 
 
 def place_in_run_folder(request: ConfigRequest, given: CommandInput) -> None:

@@ -44,5 +44,9 @@ def test_experts_can_require_more_processes_than_the_dense_part():
     experts = {"num_moe_experts": 16, "expert_model_parallel_size": 4, TP: 2}
     assert smallest_world({**experts, "context_parallel_size": 2}) == 8
     assert smallest_world({**experts, "expert_tensor_parallel_size": 1, "context_parallel_size": 3}) == 12
+    assert smallest_world(experts) == 8
+    assert smallest_world(experts, follows_megatron_bridge=True) == 4
+    assert smallest_world({**experts, "expert_tensor_parallel_size": 2}, follows_megatron_bridge=True) == 8
+    assert smallest_world({"num_moe_experts": 16, TP: 2}, follows_megatron_bridge=True) == 2
     with pytest.raises(ParallelSizeError, match="context_parallel_size: must be an integer of at least 1"):
         smallest_world({"context_parallel_size": 0})

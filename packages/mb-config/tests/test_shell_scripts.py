@@ -51,6 +51,9 @@ SCRIPTS = {
     'if [ "$X" -ge 1 ] || false; then Z=z; fi\n'
     "torchrun p.py $X $Y $Z",
     "patterns": "M=llama3_8b; if [[ $M == llama* ]]; then S=8; fi; [[ $M =~ ([0-9]+)b ]] && T=b; torchrun p.py $S $T",
+    "expressions": 'A=(x y); T=x; P="y|x"; [[ " ${A[*]} " =~ " ${T} " ]] && B=1; [[ ! a.b =~ ^a\\.b$ ]] || C=2; '
+    '[[ ab =~ a"."b ]] || D=3; '
+    "[[ x =~ ^($P)$ && $T =~ ^['x']$ ]] && E=4; torchrun p.py $B $C $D $E",
     "elif": "A=2; if [[ $A -eq 1 ]]; then X=a; elif (( A == 2 )); then X=b; else X=c; fi; torchrun p.py $X",
     "case": 'M=8B\ncase "$M" in\n  "800M") L=1 ;;\n  8B|9B)\n    L=2\n    ;;\n  *) L=3 ;;\nesac\ntorchrun p.py $L',
     "for": 'A=""\nfor n in 1 2 "3 4"; do\n  A="$A --x $n"\ndone\ntorchrun p.py $A',

@@ -318,6 +318,9 @@ def test_the_vocabulary_size_can_be_passed():
         ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|tL"}, [3, 1]),
         ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "E|(t|)*2ttL"}, [1, 3]),
         ({"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}, [2, 2]),
+        ({"pipeline_model_parallel_size": 2, "hybrid_layer_pattern": "M-M*"}, [2, 2]),
+        ({"pipeline_model_parallel_size": 2, "hybrid_layer_pattern": "M-M*",
+          "num_layers_in_last_pipeline_stage": 1}, [3, 1]),
     ],
 )  # fmt: skip
 def test_layers_of_the_stages(layout, layers):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mb_config import ConfigError, smallest_world
+from mb_config import ConfigError
 from mb_config.trainer_api import CommandInput, TargetMachine, counted
 from mb_plan import GPU_MEMORY, PlanError, Prediction, ResourcePlan, make_plan, predict
 from mb_plan.trainer_api import (
@@ -24,7 +24,7 @@ from mb_plan.trainer_api import (
 from mb_schema.exit_codes import DONE, FAILURE
 from mb_schema.rules import Problem
 from mb_trainer.config import ConfigContainer
-from mb_trainer.requests import command_checks, embedding_rows, examine_request, read_request
+from mb_trainer.requests import command_checks, embedding_rows, examine_request, smallest_world_of
 
 
 def plan(
@@ -50,7 +50,7 @@ def plan(
         ConfigError: The configuration cannot be resolved.
         PlanError: The model's sizes cannot be counted.
     """
-    size = target.world_size or smallest_world(read_request(given.arguments, files=given.files).config.model)
+    size = target.world_size or smallest_world_of(given)
     found = examine_request(given, target=replace(target, world_size=size))
     request, result = found.request, found.result
     config, target = request.config, replace(found.target, world_size=target.world_size)

@@ -23,16 +23,19 @@ class ParallelSizeError(ConfigurationError, ValueError):
     """A parallel size that is not a positive integer."""
 
 
-def smallest_world(model: object) -> int:
+def smallest_world(model: object, *, follows_megatron_bridge: bool = False) -> int:
     """Return the smallest number of processes that holds a model, from the parallel sizes of its section.
+
+    With `follows_megatron_bridge`, as of a container, experts with expert parallelism have a tensor-parallel size of 1
+    unless it is set; otherwise they take that of the model.
 
     Raises:
         ParallelSizeError: If a parallel size is not positive.
     """
     tp, pp, cp = (_degree(model, path) or 1 for path in SIZES)
-    experts = (_degree(model, "model.expert_model_parallel_size") or 1) * (
-        _degree(model, "model.expert_tensor_parallel_size") or tp
-    )
+    ep = _degree(model, "model.expert_model_parallel_size") or 1
+    unset = 1 if follows_megatron_bridge and ep > 1 else tp
+    experts = ep * (_degree(model, "model.expert_tensor_parallel_size") or unset)
     dense = tp * pp * cp
     if _field(model, "model.vision_num_layers"):
         offset, vision_tp, _ = (_field(model, path) for path in _LAYOUT)

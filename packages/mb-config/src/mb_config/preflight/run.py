@@ -306,7 +306,12 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
     if has_parallelism_per_module(config.model):
         return mimo_runtime_config_update(config, provenance=provenance, facts=facts, rules=())
     world_size = facts.get("world_size")
-    size = world_size if isinstance(world_size, int) else smallest_world(config.model)
+    follows = config.follows_megatron_bridge
+    size = (
+        world_size
+        if isinstance(world_size, int)
+        else smallest_world(config.model, follows_megatron_bridge=follows)
+    )
     return runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
 
 

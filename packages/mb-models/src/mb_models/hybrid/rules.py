@@ -56,39 +56,48 @@ def _experts_match_pattern(num_moe_experts, hybrid_layer_pattern):
 
 @hybrid_rule(
     "HY04",
-    why="every pipeline stage, virtual or not, is one part between |, and without | stages have equal lengths",
+    why="every pipeline stage, virtual or not, is one part between |, and without | stages have equal lengths, unless "
+    "the layers of the first or last stage are set",
     fix="Put | between the stages: one part for each of pipeline_model_parallel_size times virtual stages.",
     fails={"hybrid_layer_pattern": "M*-", "pp": 2},
     passes={"hybrid_layer_pattern": "M*|-"},
 )
-def _stages(hybrid_layer_pattern, pp, vp):
+def _stages(
+    hybrid_layer_pattern, pp, vp, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage
+):
     parts, stages = hybrid_layer_pattern.split("/")[0].split("|"), pp * (vp or 1)
     if len(parts) == stages and (len(parts) == 1 or all(parts)):
         return None
-    if len(parts) == 1 and (vp or 1) == 1 and len(parts[0]) % pp == 0:
+    uneven = num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage  # checked by K41
+    if len(parts) == 1 and (vp or 1) == 1 and (uneven or len(parts[0]) % pp == 0):
         return None
     return f"{hybrid_layer_pattern!r} cannot be divided into {stages} stages (pp={pp}, vpp={vp})"
 
 
 @hybrid_rule(
     "HY05",
-    why="the pattern itself defines the first layer of each stage",
+    why="the | of a pattern define the first layer of each stage; a layout, or embedding and loss as layers, have no "
+    "effect on a hybrid",
     fix="Put | between the stages, and unset the others.",
-    fails={"hybrid_layer_pattern": "M*-", "num_layers_in_first_pipeline_stage": 1},
-    passes={"num_layers_in_first_pipeline_stage": None},
+    fails={"hybrid_layer_pattern": "M|*-", "num_layers_in_first_pipeline_stage": 1},
+    passes={"hybrid_layer_pattern": "M*-"},
 )
 def _single_split(
     hybrid_layer_pattern,
     num_layers_in_first_pipeline_stage,
     num_layers_in_last_pipeline_stage,
     pipeline_model_parallel_layout,
+    account_for_embedding_in_pipeline_split,
+    account_for_loss_in_pipeline_split,
 ):
+    outer = (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage)
+    as_layers = (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split)
     requested = [
         value
         for value in (
-            num_layers_in_first_pipeline_stage,
-            num_layers_in_last_pipeline_stage,
             pipeline_model_parallel_layout,
+            *(outer if "|" in hybrid_layer_pattern else ()),
+            *(each or None for each in as_layers),
         )
         if value is not None
     ]

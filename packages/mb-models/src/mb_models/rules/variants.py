@@ -268,13 +268,30 @@ def _stages_do_not_fit_layers(
     )
 
 
+@model_rule(
+    "G14b",
+    why="latent attention rotates a part of each head itself, as set by rope_type",
+    fix="Set position_embedding_type=rope, unless the weights have learned positions.",
+    fails={"multi_latent_attention": True, "position_embedding_type": "learned_absolute"},
+    passes={"position_embedding_type": "rope"},
+    severity="warning",
+)
+def _positions_counted_twice(multi_latent_attention, position_embedding_type):
+    if multi_latent_attention and position_embedding_type == "learned_absolute":
+        return "adds learned positions to those of latent attention"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     excludes(
         "G14",
-        {"model.position_embedding_type": other_than("rope", "none"), "model.multi_latent_attention": True},
+        {
+            "model.position_embedding_type": other_than("rope", "none", "learned_absolute"),
+            "model.multi_latent_attention": True,
+        },
         why="latent attention rotates a part of each head itself, as set by rope_type",
         fix="Set position_embedding_type=rope.",
-        fails={"model.position_embedding_type": "learned_absolute"},
+        fails={"model.position_embedding_type": "yarn"},
         passes={"model.position_embedding_type": "rope"},
     ),
     *rules_in(globals()),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from mb_plan.errors import PlanError
 from mb_plan.shape.fields import MAX_LAYERS, as_word, read_field, reject_more_than
-from mb_plan.shape.hybrid_pattern import HybridPattern
 from mb_plan.shape.model_shape import ModelShape
 
 _LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
@@ -43,8 +42,9 @@ def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...
     Raises:
         PlanError: If the layers cannot be split in this way.
     """
-    if shape.pattern is not None:
-        return _cut_pattern(shape.pattern, shape)
+    parts = None if shape.pattern is None else shape.pattern.stages(pp=shape.pp, vp=shape.vp)
+    if parts is not None:
+        return _cut_pattern(parts, shape)
     layout = read_field(model, "pipeline_model_parallel_layout")
     if layout is not None:
         rows = read_layout(layout)
@@ -81,10 +81,10 @@ def split_into_chunks(model: object, shape: ModelShape) -> tuple[ModelChunk, ...
     return tuple(sorted(chunks, key=lambda chunk: (chunk.stage, chunk.virtual)))
 
 
-def _cut_pattern(pattern: HybridPattern, shape: ModelShape) -> tuple[ModelChunk, ...]:
-    """Split the layers of a hybrid model at the bars of its pattern, or without bars into equal parts."""
+def _cut_pattern(parts: Sequence[str], shape: ModelShape) -> tuple[ModelChunk, ...]:
+    """Split the layers of a hybrid model at the bars of its pattern."""
     chunks, start = [], 0
-    for index, letters in enumerate(pattern.stages(pp=shape.pp, vp=shape.vp)):
+    for index, letters in enumerate(parts):
         last = index == shape.pp * shape.vp - 1
         chunks.append(
             ModelChunk(

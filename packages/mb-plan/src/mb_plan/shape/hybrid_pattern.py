@@ -39,16 +39,15 @@ class HybridPattern:
     delta_filter: int
     """Kernel size of the convolution of a gated-delta layer, in tokens."""
 
-    def stages(self, *, pp: int, vp: int) -> Sequence[str]:
-        """Return the letters of each stage, including virtual ones, in the order of the model.
+    def stages(self, *, pp: int, vp: int) -> Sequence[str] | None:
+        """Return the letters of each stage, including virtual ones, in the order of the model; None without bars.
 
         Raises:
             PlanError: If the pattern has a different number of stages.
         """
         parts, number = self.pattern.split("/")[0].split("|"), pp * vp
-        if len(parts) == 1 and vp == 1 and len(parts[0]) % pp == 0:
-            length = len(parts[0]) // pp
-            parts = [parts[0][stage * length : (stage + 1) * length] for stage in range(pp)]
+        if len(parts) == 1 and vp == 1:
+            return None
         if len(parts) != number:
             raise PlanError(
                 f"model.hybrid_layer_pattern: {self.pattern!r} has {len(parts)} parts for {number} stages (pp={pp}, "

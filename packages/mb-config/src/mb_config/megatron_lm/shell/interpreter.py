@@ -27,6 +27,7 @@ from mb_config.megatron_lm.shell.syntax import (
     Statement,
     While,
     array_words,
+    expression_parts,
     parse_script,
 )
 
@@ -259,7 +260,11 @@ class _Shell:
     def keyword(self, raw: list[str]) -> bool | None:
         """Follow a command whose words are not expanded like those of others."""
         if raw[0] == "[[":
-            return decide([self._condition_word(word) for word in raw[1:-1]], patterns=True)
+            expanded = [
+                self._expression(word) if before == "=~" else self._condition_word(word)
+                for before, word in pairwise(raw[:-1])
+            ]
+            return decide(expanded, patterns=True)
         if raw[0] in _DECLARATIONS:
             return self.declaration(raw)
         value = self.expander.arithmetic(raw[0][2:-2])
@@ -267,6 +272,13 @@ class _Shell:
 
     def _condition_word(self, raw: str) -> str:
         return raw if raw in ("&&", "||", "(", ")", "<", ">") else self.expander.text(raw)
+
+    def _expression(self, raw: str) -> str:
+        """Expand a regular expression. Its quoted parts are literal text."""
+        parts = [(self.expander.text(part), quoted) for part, quoted in expression_parts(raw)]
+        return "".join(
+            re.escape(text) if quoted and not MARK.search(text) else text for text, quoted in parts
+        )
 
     def test(self, words: list[str]) -> bool | None:
         return decide(words[1:-1] if words[0] == "[" else words[1:], patterns=False)

@@ -9,6 +9,7 @@ from mb_config.megatron_lm.flag_table import MegatronFlagError
 _META = " \t\n;&|<>()"
 _ARRAY = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])?\+?=")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=(.*)", re.DOTALL)
+_NAME = re.compile(r"\$\w+")
 _ANSI = re.compile(r"\$'(?:\\.|[^'\\])*'", re.DOTALL)
 _HERE = re.compile(r"<<(-?)(?!<)[ \t]*(['\"]?)([\w.\\-]+)\2")
 _REDIRECTION = re.compile(r"(\d*|&)(>>|>&|<&|>\||<<<|<>|>|<)&?")
@@ -153,6 +154,19 @@ def skip_quotation(text: str, start: int) -> int:
     return _closed(-1, text, start)
 
 
+def expression_parts(text: str, start: int = 0) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of the regular expression after `=~`, and True for those that are quoted, up to a blank."""
+    while start < len(text) and not text[start].isspace():
+        quoted = text[start] in "'\"\\"
+        if quoted or text[start] == "`" or text.startswith(("$(", "${"), start):
+            end = skip_quotation(text, start)
+        else:
+            name = _NAME.match(text, start)
+            end = start + 1 if name is None else name.end()
+        yield text[start:end], quoted
+        start = end
+
+
 def _closed(end: int, text: str, start: int) -> int:
     if end < 0:
         line = text.count("\n", 0, start) + 1
@@ -230,7 +244,9 @@ class _Reader:
             if self.redirection(command):
                 continue
             if command.words and command.words[0] == "[[" and command.words[-1] == "=~":
-                command.words.append((self.take(r"(?:\\.|[^\s\\])+") or "").strip())
+                parts = [part for part, _ in expression_parts(self.text, self.position)]
+                command.words.append("".join(parts))
+                self.position += len(command.words[-1])
                 continue
             if command.words and command.words[0] == "[[" and command.words[-1] != "]]":
                 operator = self.take(r"\|\||&&|[<>()]")

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from mb_config import Provenance, runtime_config_update
+from mb_config import ConfigReadError, Provenance, runtime_config_update
 from mb_models.hf.families import FAMILIES
 from mb_schema.rules import value_at
 from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider
@@ -203,3 +203,23 @@ def test_layers_of_further_tokens_move_behind_the_pattern():
     section.mtp_hybrid_override_pattern = "*E"
     section.mtp_num_layers = 2
     assert (section.hybrid_layer_pattern, section.mtp_hybrid_override_pattern) == ("M*/*E/*E", None)
+
+
+def test_overrides_have_the_names_of_megatron_bridge():
+    config = process_config_with_overrides(
+        llama3_8b_peft_config(),
+        cli_overrides=[
+            "dataset.sequence_length=512",
+            "dataset.offline_packing_specs.packed_sequence_size=512",
+            "dataset.enable_in_batch_packing=false",
+            "model.moe_hybridep_pad_uneven_dispatch_inputs=true",
+        ],
+    )
+    assert (config.dataset.seq_length, config.dataset.packed_sequence_specs.packed_sequence_size) == (
+        512,
+        512,
+    )
+    assert config.dataset.pack_sequences_in_batch is False
+    assert config.model.transformer["moe_hybridep_pad_uneven_dispatch_inputs"] is True
+    with pytest.raises(ConfigReadError, match=r"dataset.sequence_lenght: no such field; did you mean"):
+        process_config_with_overrides(config, cli_overrides=["dataset.sequence_lenght=1"])

@@ -4,7 +4,7 @@ import re
 import signal
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import Any, NewType, TypedDict
+from typing import Any, ClassVar, NewType, TypedDict
 
 import pytest
 
@@ -396,3 +396,28 @@ def test_other_dollars_are_text(text):
     config = WithMappings()
     apply_overrides(config, [f"+s.free.k='{text}'"])
     assert config.s.free == {"k": text}
+
+
+@dataclass
+class WithAliases:
+    """Section with other names for a field and for an entry of a mapping."""
+
+    length: int = 1
+    further: dict[str, int] = field(default_factory=dict)
+    field_aliases: ClassVar[dict[str, str]] = {"size": "length", "deep": "further.deep"}
+
+
+@dataclass
+class ContainerWithAliases:
+    """Container of one such section."""
+
+    s: WithAliases = field(default_factory=WithAliases)
+
+
+def test_other_names_of_a_section_are_those_of_its_fields():
+    config = ContainerWithAliases()
+    provenance = apply_overrides(config, ["s.size=2", "s.deep=3"])
+    assert (config.s.length, config.s.further) == (2, {"deep": 3})
+    assert provenance.origin("s.length") == provenance.origin("s.further.deep") == "command line"
+    with pytest.raises(WrongTypeError, match=r"s\.length: "):
+        apply_overrides(config, ["s.size=x"])

@@ -1,7 +1,7 @@
 """Interface between dataset sections and the datasets that they build. Standard library only."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -113,6 +113,8 @@ class BuiltInDatasetConfig(DatasetProvider):
 
     builder: ClassVar[str]
     """Function of the section and the context, as "module:function"."""
+    field_aliases: ClassVar[Mapping[str, str]] = {"sequence_length": "seq_length"}
+    """Name of another trainer -> field."""
 
     def build_datasets(self, context: DatasetBuildContext) -> DatasetSplits:
         """Return the training, validation and test datasets; None for a split that does not exist.

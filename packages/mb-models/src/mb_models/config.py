@@ -5,6 +5,7 @@ The fields are grouped in small classes that other model families share. Nothing
 activation functions are given by name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -365,6 +366,14 @@ class TransformerFields(
     """Any other field of Megatron's TransformerConfig, by name."""
     _further_defaults: ClassVar[dict[str, object]] = {}
     """Entries of `transformer` that every section of a class begins with."""
+
+    @property
+    def field_aliases(self) -> Mapping[str, str]:
+        """Other name of Megatron's class -> field, or entry of `transformer`."""
+        only = {
+            name: f"transformer.{name}" for name in megatron_fields() if _only_megatrons(type(self), name)
+        }
+        return {**only, **RENAMED}
 
     if not TYPE_CHECKING:  # a type checker would take any name for valid
 

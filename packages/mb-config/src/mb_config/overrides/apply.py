@@ -114,6 +114,12 @@ def is_frozen(section: Any) -> bool:
     return parameters is not None and bool(parameters.frozen)
 
 
+def _alias(section: Any, name: str) -> str | None:
+    """Return the path in a section for which it takes another name, from its attribute `field_aliases`, if any."""
+    aliases: Mapping[str, str] = getattr(section, "field_aliases", {})
+    return aliases.get(name)
+
+
 def _parse_with_hydra(text: str) -> Override:
     from mb_config.overrides.hydra_grammar import parse_override  # noqa: PLC0415 - 0.4 s
 
@@ -245,7 +251,11 @@ class _SectionEditor:
         """Set a field of a section. A mapping changes the parts that it names, if the current value has any."""
         names = section_fields(section)
         if key not in names:
-            raise unknown_key_error(path, names, self.reader.root)
+            alias = _alias(section, key)
+            if alias is None:
+                raise unknown_key_error(path, names, self.reader.root)
+            self._set_alias(section, alias, value, path=path)
+            return
         item = type(section).__dataclass_fields__[key]
         self.reader.reject_consent(item, value, path=path)
         annotation = hints(type(section))[key]
@@ -264,6 +274,15 @@ class _SectionEditor:
             read = self._read(value, annotation, path=path, item=item)
             self.assign(section, key, self.reader.unmasked(read, path=path), path=path)
         self._note(path, value)
+
+    def _set_alias(self, section: Any, alias: str, value: Any, *, path: str) -> None:
+        """Set the field, or the entry of a mapping, that another name of the section is for."""
+        name, *keys = alias.split(".")
+        for key in reversed(keys):
+            value = {key: value}
+        adding, self.adding = self.adding, True
+        self._set_field(section, name, value, path=join(path.rpartition(".")[0], name))
+        self.adding = adding
 
     def _made_from_name(self, name: str, *, path: str) -> Any:
         try:

@@ -3,6 +3,7 @@
 The constructor of a section reads no files and performs no checks. `finalize()` raises if values contradict each other.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -63,6 +64,11 @@ class FinetuningDatasetConfig(BuiltInDatasetConfig):
     """
 
     builder: ClassVar[str] = "mb_data.finetuning.build:build_finetuning_datasets"
+    field_aliases: ClassVar[Mapping[str, str]] = {
+        "sequence_length": "seq_length",
+        "offline_packing_specs": "packed_sequence_specs",
+        "enable_in_batch_packing": "pack_sequences_in_batch",
+    }
 
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = "batch"
     """As for every dataset. `batch` draws complete global batches and sorts each by sample length."""

@@ -37,10 +37,11 @@ def test_a_state_with_other_counters_is_rejected_and_changes_nothing(change):
 
 
 def test_the_loops_settings_are_written_with_names_of_signals(tmp_path):
-    state = LoopState.of(train_iters=3)
+    state = LoopState.of(train_iters=3, iterations_to_skip=range(1, 3))
     state.cfg.train.exit_signal = signal.SIGUSR2
     state.cfg.checkpoint.save = Path("runs/one")
     state.cfg.to_yaml(tmp_path / "run_config.yaml")
     written = json.loads((tmp_path / "run_config.yaml").read_text())
     assert (written["train"]["exit_signal"], written["train"]["train_iters"]) == ("SIGUSR2", 3)
     assert written["checkpoint"]["save"] == "runs/one"
+    assert written["train"]["iterations_to_skip"] == [1, 2]

@@ -67,6 +67,8 @@ def test_the_default_fix_names_the_bounds():
 
 def test_lettered():
     assert [*lettered("X1", ("a.n", "a.m"))] == [("X1a", "a.n"), ("X1b", "a.m")]
+    with pytest.raises(IndexError):  # none is left out
+        [*lettered("X1", [f"a.{number}" for number in range(27)])]
 
 
 def test_excludes():

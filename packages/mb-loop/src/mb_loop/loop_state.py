@@ -105,13 +105,16 @@ class LoopConfig:
 
     def to_yaml(self, path: Path | str) -> None:
         """Write the settings to a file, as a checkpointer does with each checkpoint. JSON is YAML."""
-        values = asdict(self, dict_factory=_with_names)
+        values = asdict(self, dict_factory=_as_json)
         Path(path).write_text(json.dumps(values, indent=2, default=str) + "\n")
 
 
-def _with_names(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields with the names of signals, of which json would write the numbers."""
-    return {name: value.name if isinstance(value, Enum) else value for name, value in fields}
+def _as_json(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return fields as JSON can hold them: signals by name, of which json would write the number, ranges as lists."""
+    return {
+        name: value.name if isinstance(value, Enum) else [*value] if isinstance(value, range) else value
+        for name, value in fields
+    }
 
 
 @dataclass(slots=True, kw_only=True)

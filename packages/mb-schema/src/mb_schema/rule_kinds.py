@@ -211,9 +211,13 @@ def in_range(  # noqa: PLR0913 (four bounds, and the fields of the record)
 
 
 def lettered(number: str, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield an id and a path for each rule of a kind on several fields; the ids are `number` with a letter appended."""
-    for letter, path in zip(ascii_lowercase, paths, strict=False):
-        yield f"{number}{letter}", path
+    """Yield an id and a path for each rule of a kind on several fields; the ids are `number` with a letter appended.
+
+    Raises:
+        IndexError: There are more than 26 fields.
+    """
+    for index, path in enumerate(paths):
+        yield f"{number}{ascii_lowercase[index]}", path
 
 
 def excludes(

@@ -134,7 +134,7 @@ def _consent_to_code(hf_tokenizer_kwargs, trust_remote_code):
 
 @tokenizer_rule(
     "D115",
-    why="the tokenizer is that of tokenizer.tokenizer_model, of which no code is run",
+    why="the folder of tokenizer.tokenizer_model has one revision, and trust_remote_code alone decides on code",
     fix="Remove these keys.",
     fails={"hf_tokenizer_kwargs": {"revision": "main"}},
     passes={"hf_tokenizer_kwargs": {"add_bos_token": True}},

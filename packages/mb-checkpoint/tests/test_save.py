@@ -142,6 +142,11 @@ def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(two_ranks, 
     )
 
 
+def test_a_load_requests_no_torch_optimizer_state_of_a_frozen_parameter(one_rank):
+    ((stored, requested),) = one_rank.run(tiny_work.torch_optimizer_entries_with_a_frozen_parameter)
+    assert stored == requested == ["optimizer.state.exp_avg.trained", "optimizer.state.exp_avg_sq.trained"]
+
+
 def test_torch_optimizers_whose_state_cannot_be_sharded_are_rejected(one_rank):
     ((other_shape, other_steps),) = one_rank.run(tiny_work.unsupported_torch_optimizers)
     assert "of Adafactor has another shape than its parameter" in other_shape

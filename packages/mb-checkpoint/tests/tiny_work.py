@@ -560,6 +560,29 @@ def order_of_a_local_save():
     return order
 
 
+def torch_optimizer_entries_with_a_frozen_parameter():
+    """Return the entries that a save stores and that a load requests, of an optimizer that also has a frozen one."""
+    import torch
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
+
+    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("trained", "frozen")}
+    weights["frozen"].requires_grad_(False)
+
+    def entries(optimizer, *, is_loading):
+        sharded = {name: ShardedTensor.from_rank_offsets(name, weight) for name, weight in weights.items()}
+        state = TorchOptimizerState(optimizer).sharded_state_dict(sharded, is_loading=is_loading)["state"]
+        return sorted(
+            entry.key for values in state.values() if isinstance(values, dict) for entry in values.values()
+        )
+
+    optimizer = torch.optim.AdamW(weights.values())
+    weights["trained"].sum().backward()
+    optimizer.step()
+    return entries(optimizer, is_loading=False), entries(torch.optim.AdamW(weights.values()), is_loading=True)
+
+
 def unsupported_torch_optimizers():
     """Return the messages for a state of other shapes, and for different numbers of steps."""
     import torch

@@ -85,9 +85,12 @@ class TorchOptimizerState:
                     )
 
     def _make_state(self) -> None:
-        """Make a step with zero gradients and a learning rate of zero: it creates the state and changes no weight."""
+        """Make a step with zero gradients and a learning rate of zero: it creates the state and changes no weight.
+
+        Frozen parameters have no gradient, and so no state in a checkpoint.
+        """
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        before = [(parameter, parameter.grad) for parameter in parameters]
+        before = [(parameter, parameter.grad) for parameter in parameters if parameter.requires_grad]
         rates = [group["lr"] for group in self.param_groups]
         try:
             for group in self.param_groups:

@@ -9,7 +9,7 @@ pytest.importorskip("typer", reason="needs mb-config[cli]")
 import typer
 from typer.testing import CliRunner
 
-from mb_config.cli.versions import required_packages, version_of, version_option
+from mb_config.cli.versions import required_packages, version_option
 
 
 def test_the_distributions_are_listed_in_order():
@@ -24,12 +24,9 @@ def test_the_distributions_are_listed_in_order():
         raise AssertionError
 
     lines = CliRunner().invoke(app, ["--version"]).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["mb-config", "pyyaml", "no-such-package"]
+    assert [line.split()[0] for line in lines[:2]] == ["mb-config", "pyyaml"]
+    assert lines[2:] == ["no-such-package not installed"]
 
 
 def test_a_distribution_of_an_extra_is_not_required():
     assert required_packages("mb-config", pattern=r"typer|dataclasses[\w-]+") == ["dataclasses-json"]
-
-
-def test_a_distribution_that_is_missing_has_no_version():
-    assert version_of("no-such-distribution") == "not installed"

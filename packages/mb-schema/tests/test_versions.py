@@ -1,8 +1,15 @@
-"""Comparison of versions."""
+"""Versions of installed distributions, and their comparison."""
+
+from importlib.metadata import version
 
 import pytest
 
-from mb_schema.versions import at_least, release
+from mb_schema.versions import at_least, installed_version, installed_versions, release
+
+
+def test_a_distribution_without_metadata_has_no_version():
+    assert installed_versions("pytest", "a-tree-on-the-path") == {"pytest": version("pytest")}
+    assert installed_version("a-tree-on-the-path") is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Configuration of a Megatron-LM run in progress, from its checkpoint and the script that started it."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from mb_config.trainer_api import (
     read_yaml,
     render,
 )
+from mb_schema.files import write_atomically
 
 REPLACED = ("checkpoint.save", "checkpoint.load", "checkpoint.ckpt_step", "logger.tensorboard_dir")
 """Fields that are those of the new run, so that the folder of the old one is not changed."""
@@ -93,7 +92,8 @@ def take_over(
         )
     given = {path: value for path, value in conversion.given.items() if path not in REPLACED}
     given["checkpoint.load"] = str(folder.resolve())
-    write(file, render(replace(conversion, given=given), source=source))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, render(replace(conversion, given=given), source=source))
     overridden = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in overrides}
     return MegatronRun(
         arguments=(str(file),),
@@ -148,12 +148,3 @@ def _data(given: Mapping[str, Any]) -> str:
         return "data: generated"
     blends = [found] if isinstance(found[0], list) and found[0] and isinstance(found[0][0], str) else found
     return f"data: {' '.join(prefix for blend in blends if blend for prefix in blend[0])}"
-
-
-def write(file: Path, text: str) -> None:
-    """Write a file in one step: the processes of a run may write the same one at the same time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    Path(name).replace(file)

@@ -1,7 +1,6 @@
 """Versions of torch and nvidia-resiliency-ext (NVRx) that work with Megatron Core. Standard library only."""
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 MIN_VERSION = (0, 3)
 """Minimum version with the local checkpoints that this package writes."""
@@ -17,14 +16,3 @@ INCOMPATIBLE_VERSIONS: Mapping[tuple[int, ...], str] = {
     ): "Megatron Core demands 0.6 or newer of a version with this background writer while it is imported",
 }
 """Releases with which Megatron Core 0.19 cannot be imported, and the reason."""
-
-
-def installed_versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of distributions without those that are not installed, as in a source tree on the path."""
-    installed = {}
-    for name in distributions:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return installed

@@ -1,12 +1,12 @@
 """Versions of the installed libraries, found without importing them, bounds on versions, and pairs that do not work."""
 
-import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
+import mb_schema.versions
 from mb_guard.sources import module_file
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -24,16 +24,8 @@ def installed_version(distribution: str) -> str | None:
 
     Megatron Core may be a source checkout on the path, which has no metadata and hides an installed distribution.
     """
-    if distribution == "megatron-core":
-        return _checked_out_megatron() or _metadata_version(distribution)
-    return _metadata_version(distribution)
-
-
-def _metadata_version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    checked_out = _checked_out_megatron() if distribution == "megatron-core" else None
+    return checked_out or mb_schema.versions.installed_version(distribution)
 
 
 def _checked_out_megatron() -> str | None:

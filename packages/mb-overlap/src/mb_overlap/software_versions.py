@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
+
+from mb_schema.versions import installed_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,8 @@ def detect_versions(transformer_engine: bool | None, facts: Mapping[str, Any]) -
         known_facts = release is not None or find_spec("transformer_engine") is not None
     return SoftwareVersions(
         transformer_engine=known_facts,
-        transformer_engine_version=release or _installed("transformer-engine") if known_facts else None,
-        torch_version=facts.get("torch_version") or _installed("torch"),
+        transformer_engine_version=release or installed_version("transformer-engine")
+        if known_facts
+        else None,
+        torch_version=facts.get("torch_version") or installed_version("torch"),
     )
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -1,8 +1,25 @@
-"""Comparison of versions by their numbers."""
+"""Versions of installed distributions, and comparison of versions by their numbers."""
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution without importing it; None if it is not installed."""
+    metadata = import_module("importlib.metadata")  # not at the top: it takes longer than the rest
+    try:
+        version: str = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+    return version
+
+
+def installed_versions(*distributions: str) -> dict[str, str]:
+    """Return the versions of distributions without those that are not installed, as in a source tree on the path."""
+    found = {name: installed_version(name) for name in distributions}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def at_least(version: str, *minimum: int) -> bool:

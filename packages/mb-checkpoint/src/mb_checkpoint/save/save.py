@@ -53,7 +53,7 @@ from mb_checkpoint.save.write_plan import WritePlan
 from mb_checkpoint.save.writing import DataFile, Piece
 from mb_checkpoint.state.dataloader import encode_position, position_file_name, positioned
 from mb_checkpoint.state.train_state import encode_train_state
-from mb_checkpoint.versions import installed_versions
+from mb_schema.versions import installed_versions
 
 logger = logging.getLogger(__name__)
 

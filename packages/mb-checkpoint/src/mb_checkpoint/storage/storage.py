@@ -1,7 +1,6 @@
 """Storage for copies of checkpoints beyond the disk that a run saves to: a folder, or what fsspec reaches. No torch."""
 
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import IO, Any, Protocol
 from mb_checkpoint.errors import StorageError, cause_of
 from mb_checkpoint.save.commit import fsync_path
 from mb_schema.file_names import path_inside
+from mb_schema.files import replaced
 from mb_schema.paths import is_url
 
 FSSPEC = "mb_checkpoint.storage.fsspec"
@@ -72,12 +72,9 @@ class FolderStorage:
         """See `Storage`."""
         with storage_errors(self._root, f"cannot store {name}"):
             target = path_inside(self._root, name)
-            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, part)
-            fsync_path(part)
-            part.replace(target)
-            fsync_path(target.parent)
+            with replaced(target, durable=True) as part:
+                shutil.copyfile(source, part)
             fsync_path(target.parent.parent)
 
     def read(self, name: str) -> Iterator[bytes] | None:

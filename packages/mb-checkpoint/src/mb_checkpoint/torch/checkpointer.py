@@ -46,7 +46,7 @@ from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.state.train_state import encode_train_state, read_train_state
 from mb_checkpoint.storage.mirror import load_with_storage, new_mirror
 from mb_checkpoint.torch.state import TorchState
-from mb_checkpoint.versions import installed_versions
+from mb_schema.versions import installed_versions
 
 FORMAT = "torch_dcp"
 """Layout in the manifest: torch's distributed checkpoint, with the names of `torch_state`."""

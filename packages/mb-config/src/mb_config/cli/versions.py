@@ -1,23 +1,17 @@
 """Option `--version` of a program that consists of several distributions. Requires the extra `cli`."""
 
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 
 import typer
+
+from mb_schema.versions import installed_version
 
 
 def required_packages(distribution: str, *, pattern: str) -> list[str]:
     """Return the distributions matching a regular expression that a distribution requires without an extra."""
     found = (re.match(pattern, text) for text in requires(distribution) or () if "extra ==" not in text)
     return [match[0] for match in found if match]
-
-
-def version_of(distribution: str) -> str:
-    """Return the version of a distribution, or "not installed"."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def version_option(distribution: str, *, pattern: str, frameworks: tuple[str, ...] = ()) -> object:
@@ -32,7 +26,7 @@ def version_option(distribution: str, *, pattern: str, frameworks: tuple[str, ..
     def show(wanted: bool) -> None:
         if wanted:
             for name in (distribution, *required_packages(distribution, pattern=pattern), *frameworks):
-                typer.echo(f"{name} {version_of(name)}")
+                typer.echo(f"{name} {installed_version(name) or 'not installed'}")
             raise typer.Exit
 
     listed = ", ".join(frameworks)

@@ -28,6 +28,7 @@ from mb_config.sections.precision import MixedPrecisionConfig
 from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.startup import DistributedInitConfig, RNGConfig
 from mb_config.sections.training import TrainingConfig, ValidationConfig
+from mb_schema.files import write_atomically
 from mb_schema.rules import NOTHING, Problem, value_at
 
 T = TypeVar("T", bound="ConfigContainer")
@@ -214,9 +215,7 @@ class ConfigContainer(Section):
         text = dump_yaml(data)
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            part = Path(f"{path}.part")  # a kill leaves the old or the new file
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+            write_atomically(Path(path), text)
         return text
 
     @classmethod

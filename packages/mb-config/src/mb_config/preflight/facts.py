@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+import mb_schema.versions
 from mb_config.rules.hardware import gpu_short_name, nvlink_gpus
 from mb_schema.gpu_names import UnknownGpuError
 from mb_schema.rules import NOTHING
@@ -152,12 +152,7 @@ def environment_variables(env_vars: object, environment: Mapping[str, str]) -> d
 
 def installed_version(module: str, distribution: str) -> str | None:
     """Return the version of an installed package without importing it; None if it is not installed."""
-    if find_spec(module) is None:
-        return None
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    return None if find_spec(module) is None else mb_schema.versions.installed_version(distribution)
 
 
 def short_name_of_first(names: Sequence[str | None]) -> str | None:

@@ -4,8 +4,6 @@ None of these functions is collective. `mb_data.finetuning.build` calls them on 
 """
 
 import json
-import os
-import tempfile
 from math import lcm
 from pathlib import Path
 from zipfile import BadZipFile
@@ -21,6 +19,7 @@ from mb_data.finetuning.hub import with_files
 from mb_data.finetuning.samples import TokenizedSamples, tokenize_samples
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
 from mb_data.tokenizers.base import Tokenizer
+from mb_schema.files import replaced
 
 PACKS_FORMAT = 1
 """Version of the files of packs. Part of their names, so that a change of the format creates new files."""
@@ -94,15 +93,8 @@ def pack_samples(samples: TokenizedSamples, *, size: int, multiple: int) -> Pack
         pass  # missing or damaged: pack again
     padded_lengths = -(-samples.lengths // multiple) * multiple
     packs = pack_lengths(padded_lengths, size=size)
-    # A file of its own for each process, renamed when it is complete: no rank reads a part of it.
-    handle, partial = tempfile.mkstemp(dir=samples.folder, prefix=".packs-", suffix=".npz")
-    os.close(handle)
-    try:
-        np.savez(partial, members=packs.members, starts=packs.starts)
-        Path(partial).replace(file)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with replaced(file) as part, part.open("wb") as stream:
+        np.savez(stream, members=packs.members, starts=packs.starts)
     return packs
 
 

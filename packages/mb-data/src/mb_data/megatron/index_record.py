@@ -9,9 +9,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from mb_schema.files import write_atomically
 
 _FORMAT = 1
 PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
@@ -88,12 +91,8 @@ def write_record(path: Path, splits: tuple[SplitRecord | None, ...]) -> None:
     if any(name not in states for name in names):
         return
     record = IndexRecord(splits=splits, files={name: states[name] for name in names})
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(_encode(record))
-        partial.replace(path)
-    except OSError:  # a read-only folder or a full disk: the next start reads all indices again
-        partial.unlink(missing_ok=True)
+    with suppress(OSError):  # a read-only folder or a full disk: the next start reads all indices again
+        write_atomically(path, _encode(record))
 
 
 def read_record(path: Path, *, compare: bool) -> IndexRecord | None:

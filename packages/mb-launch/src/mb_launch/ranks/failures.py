@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mb_launch.world import World, WorldError, read_world
+from mb_schema.files import write_atomically
 
 ERROR_FOLDER = "MB_ERROR_FOLDER"
 """Environment variable: folder to which the ranks that `launch_local` started write their failures."""
@@ -79,10 +80,8 @@ def record_failure(failure: Failure, environment: Mapping[str, str]) -> bool:
     folder = environment.get(ERROR_FOLDER)
     if folder is None:
         return False
-    file = failure_file(Path(folder), failure.rank)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(asdict(failure)))
-    part.replace(file)  # at once: the launcher may end this rank while it writes
+    # the launcher may end this rank while it writes
+    write_atomically(failure_file(Path(folder), failure.rank), json.dumps(asdict(failure)))
     return True
 
 

@@ -19,6 +19,7 @@ from mb_metrics.recorder.clock import DeviceTimer
 from mb_metrics.recorder.interval import sum_if_known
 from mb_metrics.run.recorders import device_peak_tflops
 from mb_metrics.run.training_context import MetricsContext
+from mb_schema.files import write_atomically
 
 _KIB, _GIB = 2**10, 2**30
 
@@ -75,9 +76,7 @@ class BenchRecorder:
             return
         result = self._result(context)
         if result.world_size == 1 or dist.get_rank() == result.world_size - 1:
-            partial = self.target.with_name(f"{self.target.name}.partial")
-            partial.write_text(json.dumps(result.to_dict()))
-            partial.replace(self.target)
+            write_atomically(self.target, json.dumps(result.to_dict()))
 
     def _keep(self, result: Any, *, measured: bool) -> None:
         if measured:

@@ -7,7 +7,6 @@
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mb_models.hf.families import FAMILIES
 from mb_models.hf.family import Section
 from mb_models.hf.load import groups_of_chunks, parameter_origins
 from mb_models.hf.safetensors_files import INDEX, write_tensors
+from mb_schema.files import write_atomically
 
 SHARED = ".export-parts.json"
 """File of a folder that several processes write, until it is complete."""
@@ -121,7 +121,7 @@ def open_folder(folder: Path, plan: ExportPlan, *, part: ExportPart = WHOLE, sou
             )
     else:
         _join_parts(folder, plan, part=part, source=source)
-    _replace_text(folder / "config.json", json.dumps(plan.config, indent=2) + "\n")
+    write_atomically(folder / "config.json", json.dumps(plan.config, indent=2) + "\n", durable=True)
 
 
 def _join_parts(folder: Path, plan: ExportPlan, *, part: ExportPart, source: str) -> None:
@@ -138,7 +138,7 @@ def _join_parts(folder: Path, plan: ExportPlan, *, part: ExportPart, source: str
             f"--out: {folder} holds {foreign[0]} of another export, which would be mixed with the new files. Name "
             "another, or remove it and write all parts again."
         )
-    _replace_text(shared, content)
+    write_atomically(shared, content, durable=True)
 
 
 def write_part(
@@ -185,15 +185,5 @@ def _complete(folder: Path, plan: ExportPlan) -> None:
     if list(plan.files) != [SINGLE]:
         where = {tensor: name for name, tensors in plan.files.items() for tensor in tensors}
         index = {"metadata": {"total_size": plan.total_bytes}, "weight_map": dict(sorted(where.items()))}
-        _replace_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+        write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n", durable=True)
     (folder / SHARED).unlink(missing_ok=True)
-
-
-def _replace_text(path: Path, text: str) -> None:
-    """Write a file under another name, and rename it, so that no process sees a part of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -5,10 +5,11 @@ The monitor kills a rank that exceeds the timeout of its section, or that betwee
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from mb_schema.files import write_atomically
 
 STATE_FILE = "ft_state.json"
 """Name of the file with calculated timeouts, next to the checkpoints."""
@@ -52,14 +53,9 @@ class TimeoutFile:
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace the file atomically, so that a reader finds either the old or the new state."""
-        part = self._path.with_name(f"{self._path.name}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("w") as file:
-                json.dump(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._path)
+            write_atomically(self._path, json.dumps(state), durable=True)
         except OSError as error:  # such as a full disk: other ranks must not block on this one
             self._log(f"warning: {self._path}: calculated timeouts are not stored: {error}")
 

@@ -5,11 +5,12 @@ import hashlib
 import random
 import sys
 from collections.abc import Mapping
-from importlib.metadata import distributions, version
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+
+from mb_schema.versions import installed_versions
 
 
 def read_torch_state(
@@ -97,11 +98,6 @@ def conditions() -> dict[str, str]:
         "torch": torch.__version__,
         **installed_versions("megatron-core", "numpy"),
     }
-
-
-def installed_versions(*names: str) -> dict[str, str]:
-    """Return the versions of those distributions that are installed."""
-    return {name: version(name) for name in names if any(distributions(name=name))}
 
 
 def setting(value: object) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from mb_checkpoint import describe_checkpoint
 from mb_models import PEFT
 from mb_trainer import pretrain as pretrain_here
+from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import pretrain
 from mb_trainer.requests import read_request
 
@@ -129,5 +130,5 @@ def test_a_run_without_adapters_has_none_to_export(base, tmp_path, capsys):
 )
 def test_fine_tuning_from_nothing_is_refused(words, exit_code, message, tmp_path, capsys):
     options = {"files": [], "out": tmp_path, "nproc": None, "resume_with_changes": False}
-    assert pretrain(words, **options, command="finetune") == exit_code
+    assert reported(lambda: pretrain(words, **options, command="finetune")) == exit_code
     assert message in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mb_schema.commands import common_options
-from mb_trainer.cli.options import ConfigFiles, Recipe, command
+from mb_trainer.cli.options import ConfigFiles, Recipe, command, exit_with
 from mb_verify.trainer_api import DrillOptions, ProofOptions, ReplayOptions
 
 proof = typer.Typer()
@@ -30,7 +30,7 @@ def verify_resume(options: ProofOptions, recipe: Recipe = None, config: ConfigFi
 
     Exit code 0: equal; 1: the resume is not exact, or a run failed; 3: the machine is not repeatable.
     """
-    raise typer.Exit(command("verify_resume").start_runs(recipe or [], options, files=config or []))
+    exit_with(lambda: command("verify_resume").start_runs(recipe or [], options, files=config or []))
 
 
 @proof.command(epilog="Example: mb drill gpt_tiny --nproc 2 --steps 12 --save-every 3 --faults kill,nan")
@@ -43,7 +43,7 @@ def drill(options: DrillOptions, recipe: Recipe = None, config: ConfigFiles = No
 
     Exit code 0: the run recovered from all; 1: not, or a run failed; 3: the machine is not repeatable.
     """
-    raise typer.Exit(command("verify_resume").start_runs(recipe or [], options, files=config or []))
+    exit_with(lambda: command("verify_resume").start_runs(recipe or [], options, files=config or []))
 
 
 @proof.command(epilog="Example: mb replay runs/gpt_tiny --step 210")
@@ -61,4 +61,4 @@ def replay(
 
     Exit code 0: equal to the run; 1: different, or failed.
     """
-    raise typer.Exit(command("replay").replay(run, overrides or [], options))
+    exit_with(lambda: command("replay").replay(run, overrides or [], options))

@@ -8,7 +8,7 @@ import typer
 
 from mb_checkpoint.trainer_api import Trust
 from mb_schema.commands import common_options
-from mb_trainer.cli.options import command
+from mb_trainer.cli.options import command, exit_with
 
 text = typer.Typer()
 
@@ -37,10 +37,17 @@ def sample(
         raise typer.BadParameter(
             "must not be empty: the first token has to follow something", param_hint="--prompt"
         )
-    code = command("text").sample(
-        run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, as_json=as_json
+    exit_with(
+        lambda: command("text").sample(
+            run,
+            prompts=prompts,
+            tokens=tokens,
+            temperature=temperature,
+            seed=seed,
+            chat=chat,
+            as_json=as_json,
+        )
     )
-    raise typer.Exit(code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,19 +138,20 @@ def evaluate(
     """
     options.require_tasks()
     if options.tasks is None:
-        raise typer.Exit(command("text").evaluate(run, complete=complete, as_json=as_json))
+        exit_with(lambda: command("text").evaluate(run, complete=complete, as_json=as_json))
     if complete:
         raise typer.BadParameter(
             "applies to the held-out data of the run, not to --tasks", param_hint="--all"
         )
-    code = command("tasks").evaluate(
-        run,
-        options.names,
-        limit=options.limit,
-        num_fewshot=options.num_fewshot,
-        batch_size=options.batch_size or 16,
-        chat=options.chat,
-        bos=options.bos,
-        as_json=as_json,
+    exit_with(
+        lambda: command("tasks").evaluate(
+            run,
+            options.names,
+            limit=options.limit,
+            num_fewshot=options.num_fewshot,
+            batch_size=options.batch_size or 16,
+            chat=options.chat,
+            bos=options.bos,
+            as_json=as_json,
+        )
     )
-    raise typer.Exit(code)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,6 +17,7 @@ from mb_trainer.cli.options import (
     Recipe,
     ResumeWithChanges,
     command,
+    exit_with,
 )
 
 train = typer.Typer()
@@ -35,19 +36,20 @@ class RunArguments:
     trust: Trust = None
     no_numa_binding: NoNumaBinding = False
 
-    def start(self, name: str) -> Any:
+    def start(self, name: str) -> NoReturn:
         """Run the command of this name, and exit with its code."""
-        code = command("train").pretrain(
-            list(self.recipe or []),
-            files=self.config or [],
-            out=self.out,
-            nproc=self.nproc,
-            resume_with_changes=self.resume_with_changes,
-            trust=self.trust or [],
-            numa_binding=not self.no_numa_binding,
-            command=name,
+        exit_with(
+            lambda: command("train").pretrain(
+                list(self.recipe or []),
+                files=self.config or [],
+                out=self.out,
+                nproc=self.nproc,
+                resume_with_changes=self.resume_with_changes,
+                trust=self.trust or [],
+                numa_binding=not self.no_numa_binding,
+                command=name,
+            )
         )
-        raise typer.Exit(code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,26 +82,27 @@ class PretrainArguments(RunArguments):
         bool, typer.Option("--ignore-unknown", help="Leave out flags of custom code in the script.")
     ] = False
 
-    def start(self, name: str) -> Any:
+    def start(self, name: str) -> NoReturn:
         """Run the command of this name, and exit with its code."""
         if self.from_megatron_lm is None:
             if self.script is not None or self.variable or self.ignore_unknown:
                 raise typer.BadParameter("--script, --set and --ignore-unknown need --from-megatron-lm DIR.")
-            return RunArguments.start(self, name)
-        code = command("train").pretrain_from_megatron_lm(
-            self.from_megatron_lm,
-            script=self.script,
-            variables=self.variable or [],
-            ignore_unknown=self.ignore_unknown,
-            overrides=list(self.recipe or []),
-            files=self.config or [],
-            out=self.out,
-            nproc=self.nproc,
-            resume_with_changes=self.resume_with_changes,
-            trust=self.trust or [],
-            numa_binding=not self.no_numa_binding,
+            RunArguments.start(self, name)
+        exit_with(
+            lambda: command("train").pretrain_from_megatron_lm(
+                self.from_megatron_lm,
+                script=self.script,
+                variables=self.variable or [],
+                ignore_unknown=self.ignore_unknown,
+                overrides=list(self.recipe or []),
+                files=self.config or [],
+                out=self.out,
+                nproc=self.nproc,
+                resume_with_changes=self.resume_with_changes,
+                trust=self.trust or [],
+                numa_binding=not self.no_numa_binding,
+            )
         )
-        raise typer.Exit(code)
 
 
 @train.command(epilog="Example: mb pretrain gpt_tiny train.train_iters=50 optimizer.lr=1e-3 --out runs/try")
@@ -170,12 +173,13 @@ def tune(run: TuneArguments) -> None:
     table shows every trial, and what the time did not suffice for. Nothing else changes: the file is applied with
     --config tuned.yaml.
     """
-    code = command("tune").tune(
-        list(run.recipe or []),
-        files=run.config or [],
-        processes=run.nproc,
-        minutes=run.minutes,
-        steps=run.steps,
-        out=run.out,
+    exit_with(
+        lambda: command("tune").tune(
+            list(run.recipe or []),
+            files=run.config or [],
+            processes=run.nproc,
+            minutes=run.minutes,
+            steps=run.steps,
+            out=run.out,
+        )
     )
-    raise typer.Exit(code)

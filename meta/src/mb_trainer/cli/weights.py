@@ -7,7 +7,7 @@ import typer
 
 from mb_checkpoint.trainer_api import Trust
 from mb_models.trainer_api import ARCHITECTURES, SHARD_BYTES, ExportPart
-from mb_trainer.cli.options import command, read_run_folder
+from mb_trainer.cli.options import command, exit_with, read_run_folder
 
 weights = typer.Typer()
 
@@ -46,7 +46,7 @@ def import_hf(
     DIR receives checkpoints/, run_config.yaml (fine-tunes it: mb finetune DIR/run_config.yaml) and the tokenizer.
     Nothing is downloaded. Not needed before checkpoint.pretrained_checkpoint=DIR, which converts by itself.
     """
-    raise typer.Exit(command("weights").import_hf(folder, out))
+    exit_with(lambda: command("weights").import_hf(folder, out))
 
 
 @weights.command("export-hf", epilog="Example: mb export-hf runs/gpt_tiny --out exported/gpt_tiny")
@@ -97,13 +97,14 @@ def export_hf(
     if adapters and part.count > 1:
         raise typer.BadParameter("excludes --adapters: they are one file", param_hint="--part")
 
-    code = command("weights").export_hf(
-        run,
-        out,
-        adapters=adapters,
-        merge=merge,
-        model_type=model_type,
-        part=part,
-        shard_bytes=int(shard_gib * 2**30),
+    exit_with(
+        lambda: command("weights").export_hf(
+            run,
+            out,
+            adapters=adapters,
+            merge=merge,
+            model_type=model_type,
+            part=part,
+            shard_bytes=int(shard_gib * 2**30),
+        )
     )
-    raise typer.Exit(code)

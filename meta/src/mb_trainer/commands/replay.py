@@ -8,7 +8,6 @@ from mb_checkpoint import list_checkpoints
 from mb_config import difference_lines
 from mb_config.trainer_api import unattended_overrides
 from mb_metrics.trainer_api import RunFolder, changed_code
-from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.errors import RunFolderError
 from mb_verify import ReplayPlan
@@ -25,15 +24,12 @@ def replay(path: Path, overrides: Sequence[str], options: ReplayOptions) -> int:
         given = [*ranks, *worker_arguments(settings, [], folder, False)]
         return [sys.executable, "-m", "mb_trainer", "pretrain", *given]
 
-    def work() -> int:
-        if code := changed_code(run.events, {}):
-            reason = "was trained with code of the user, which a replay does not load"
-            raise RunFolderError(f"{run.path}: {reason}.\n{difference_lines(code)}")
-        found = list_checkpoints(run.checkpoints)
-        steps = {each.step for each in found if not (each.problems or each.non_persistent) and each.step}
-        return options.run(run.path, make_command, checkpoints=steps)
-
-    return reported(work)
+    if code := changed_code(run.events, {}):
+        reason = "was trained with code of the user, which a replay does not load"
+        raise RunFolderError(f"{run.path}: {reason}.\n{difference_lines(code)}")
+    found = list_checkpoints(run.checkpoints)
+    steps = {each.step for each in found if not (each.problems or each.non_persistent) and each.step}
+    return options.run(run.path, make_command, checkpoints=steps)
 
 
 def replay_overrides(plan: ReplayPlan, run: RunFolder, folder: RunFolder) -> tuple[str, ...]:

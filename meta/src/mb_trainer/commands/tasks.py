@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_trainer.commands.errors import reported
 from mb_trainer.commands.text import log, prints, table_lines, with_megatron
 from mb_trainer.errors import TrainerError
 
@@ -95,24 +94,20 @@ def evaluate(
 
     The tasks are loaded before the model.
     """
-
-    def work() -> int:
-        tasks_module = harness()
+    tasks_module = harness()
+    with without_bars():
+        loaded = tasks_module.load_tasks(tasks)
+    settings = tasks_module.TaskSettings(limit=limit, num_fewshot=num_fewshot, chat=chat)
+    progress = BatchProgress()
+    open_lm = with_megatron("lm_eval").open_lm
+    with open_lm(run, batch_size=batch_size, bos=bos, log=log, progress=progress) as lm:
         with without_bars():
-            loaded = tasks_module.load_tasks(tasks)
-        settings = tasks_module.TaskSettings(limit=limit, num_fewshot=num_fewshot, chat=chat)
-        progress = BatchProgress()
-        open_lm = with_megatron("lm_eval").open_lm
-        with open_lm(run, batch_size=batch_size, bos=bos, log=log, progress=progress) as lm:
-            with without_bars():
-                results = tasks_module.evaluate_tasks(lm, loaded, settings)
-            step = lm.get_model_info()["step"]
-        progress.end()
-        if results is not None and prints():
-            print_metrics(step, tasks_module.metrics_of(results), results, as_json=as_json)
-        return 0
-
-    return reported(work)
+            results = tasks_module.evaluate_tasks(lm, loaded, settings)
+        step = lm.get_model_info()["step"]
+    progress.end()
+    if results is not None and prints():
+        print_metrics(step, tasks_module.metrics_of(results), results, as_json=as_json)
+    return 0
 
 
 def print_metrics(step: int, metrics: Any, results: Mapping[str, Any], *, as_json: bool) -> None:

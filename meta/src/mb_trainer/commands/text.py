@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import mb_host
 from mb_launch import read_world
-from mb_trainer.commands.errors import reported
 
 if TYPE_CHECKING:
     from mb_models.trainer_api import Perplexity
@@ -45,36 +44,28 @@ def sample(
     as_json: bool,
 ) -> int:
     """Print a text for each prompt and return the exit code. Under a launcher, every rank calls it."""
-
-    def work() -> int:
-        pieces = with_megatron("sampling").sample_run(
-            run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, log=log
-        )
-        if not prints():
-            deque(pieces, maxlen=0)
-        elif as_json:
-            print(json.dumps(rows_of(pieces), ensure_ascii=False))
-        else:
-            print_pieces(pieces)
-        return 0
-
-    return reported(work)
+    pieces = with_megatron("sampling").sample_run(
+        run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, log=log
+    )
+    if not prints():
+        deque(pieces, maxlen=0)
+    elif as_json:
+        print(json.dumps(rows_of(pieces), ensure_ascii=False))
+    else:
+        print_pieces(pieces)
+    return 0
 
 
 def evaluate(run: Path, *, complete: bool, as_json: bool) -> int:
     """Print the perplexity on each validation set and return the exit code. Under a launcher, every rank calls it."""
-
-    def work() -> int:
-        step, sets = with_megatron("sampling").evaluate_run(run, complete=complete, log=log)
-        if not prints():
-            return 0
-        if as_json:
-            print(json.dumps({"step": step, "sets": [each.as_dict() for each in sets]}))
-        else:
-            print("\n".join([f"step {step}", *perplexity_lines(sets)]))
+    step, sets = with_megatron("sampling").evaluate_run(run, complete=complete, log=log)
+    if not prints():
         return 0
-
-    return reported(work)
+    if as_json:
+        print(json.dumps({"step": step, "sets": [each.as_dict() for each in sets]}))
+    else:
+        print("\n".join([f"step {step}", *perplexity_lines(sets)]))
+    return 0
 
 
 def rows_of(pieces: Iterable[tuple[int, str]]) -> list[dict[str, str]]:

@@ -47,43 +47,39 @@ def pretrain(
 
     The command "finetune" requires existing weights to start from. Trusted folders are passed to the processes.
     """
-
-    def work() -> int:
-        if nproc is not None:
-            require_single_process(os.environ, option="--nproc")
-        request = read_request(arguments, files=files)
-        if command == "finetune":
-            require_weights(request.config.checkpoint)
-        prepare_environment(request.config.inprocess_restart)  # before the import of torch
-        options = run_options(request, out=out, resume_with_changes=resume_with_changes)
-        if nproc is None or nproc == 1:
-            resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
-            code = options.code.with_callbacks(recording_callbacks(os.environ))
-            options = replace(options, code=code, resume_command=resume_command, process_ends=True)
-            with at_work(os.environ):
-                return keep_run_alive(
-                    lambda: reported(lambda: train_job(request.config, options).exit_code),
-                    request.config.inprocess_restart,
-                    environment=torchrun_environment(os.environ),
-                    exit_signals=[request.config.train.exit_signal],
-                )
-        world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
-        job = settle_job(request.config, replace(options, environment=world))
-        if job.status.state == "complete" and outcome_if_complete(job, RankConsole()) is not None:
-            return 0
-        port = requested_port(os.environ)
-        os.environ[RESUME_COMMAND] = typed(os.environ)
-        return launch(
-            [command, *worker_arguments(arguments, files, out, resume_with_changes, trust)],
-            processes=nproc,
-            port=port,
-            exit_signal=request.config.train.exit_signal,
-            folder=job.folder,
-            # a launcher that maps GPUs itself gives each process a different GPU as its first one
-            numa_binding=numa_binding and not request.config.dist.external_gpu_device_mapping,
-        )
-
-    return reported(work)
+    if nproc is not None:
+        require_single_process(os.environ, option="--nproc")
+    request = read_request(arguments, files=files)
+    if command == "finetune":
+        require_weights(request.config.checkpoint)
+    prepare_environment(request.config.inprocess_restart)  # before the import of torch
+    options = run_options(request, out=out, resume_with_changes=resume_with_changes)
+    if nproc is None or nproc == 1:
+        resume_command = os.environ.get(RESUME_COMMAND) or typed(os.environ)
+        code = options.code.with_callbacks(recording_callbacks(os.environ))
+        options = replace(options, code=code, resume_command=resume_command, process_ends=True)
+        with at_work(os.environ):
+            return keep_run_alive(
+                lambda: reported(lambda: train_job(request.config, options).exit_code),
+                request.config.inprocess_restart,
+                environment=torchrun_environment(os.environ),
+                exit_signals=[request.config.train.exit_signal],
+            )
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
+    job = settle_job(request.config, replace(options, environment=world))
+    if job.status.state == "complete" and outcome_if_complete(job, RankConsole()) is not None:
+        return 0
+    port = requested_port(os.environ)
+    os.environ[RESUME_COMMAND] = typed(os.environ)
+    return launch(
+        [command, *worker_arguments(arguments, files, out, resume_with_changes, trust)],
+        processes=nproc,
+        port=port,
+        exit_signal=request.config.train.exit_signal,
+        folder=job.folder,
+        # a launcher that maps GPUs itself gives each process a different GPU as its first one
+        numa_binding=numa_binding and not request.config.dist.external_gpu_device_mapping,
+    )
 
 
 def pretrain_from_megatron_lm(
@@ -97,21 +93,17 @@ def pretrain_from_megatron_lm(
     **options: Any,
 ) -> int:
     """Resume a run of Megatron-LM, and return the exit code. `options` are those of `pretrain`."""
-
-    def work() -> int:
-        found = take_over(
-            folder,
-            script=script,
-            variables=variables,
-            ignore_unknown=ignore_unknown,
-            out=out,
-            overrides=overrides,
-        )
-        if read_world(os.environ).rank == 0:
-            print("\n".join(f"from Megatron-LM: {line}" for line in found.lines), flush=True)
-        return pretrain([*found.arguments, *overrides], out=found.out, **options)
-
-    return reported(work)
+    found = take_over(
+        folder,
+        script=script,
+        variables=variables,
+        ignore_unknown=ignore_unknown,
+        out=out,
+        overrides=overrides,
+    )
+    if read_world(os.environ).rank == 0:
+        print("\n".join(f"from Megatron-LM: {line}" for line in found.lines), flush=True)
+    return pretrain([*found.arguments, *overrides], out=found.out, **options)
 
 
 def run_options(request: ConfigRequest, *, out: Path | None, resume_with_changes: bool) -> RunOptions:

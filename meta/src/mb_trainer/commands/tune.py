@@ -34,7 +34,6 @@ from mb_metrics.trainer_api import (
     table,
 )
 from mb_trainer.commands.bench import bench_command
-from mb_trainer.commands.errors import reported
 from mb_trainer.commands.sweep import sweep_points
 from mb_trainer.requests import examine_request
 
@@ -53,30 +52,26 @@ def tune(
     out: Path,
 ) -> int:
     """Measure, print the table, and write the file; return the exit code."""
-
-    def work() -> int:
-        require_single_process(os.environ, option="--nproc")
-        with tempfile.TemporaryDirectory(prefix="tune-") as folder:
-            found, fixed, device = _search(
-                arguments,
-                files=files,
-                processes=processes,
-                seconds=60 * minutes,
-                plan=BenchPlan(steps=steps, warmup=max(2, steps // 3), profiled=0),
-                folder=Path(folder),
-            )
-        heading = [
-            f"mb tune {' '.join(arguments)}: {found.speedup:.2f} times the speed of these settings alone,",
-            f"measured on {device}, {date.today().isoformat()}. Use it with --config {out.name}.",
-        ]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(override_file(found, heading=heading, fixed=fixed))
-        print(table(found))
-        kept = " ".join(found.kept) or "nothing"
-        print(f"{kept}: {found.speedup:.2f} times as fast; written to {out}")
-        return 0
-
-    return reported(work)
+    require_single_process(os.environ, option="--nproc")
+    with tempfile.TemporaryDirectory(prefix="tune-") as folder:
+        found, fixed, device = _search(
+            arguments,
+            files=files,
+            processes=processes,
+            seconds=60 * minutes,
+            plan=BenchPlan(steps=steps, warmup=max(2, steps // 3), profiled=0),
+            folder=Path(folder),
+        )
+    heading = [
+        f"mb tune {' '.join(arguments)}: {found.speedup:.2f} times the speed of these settings alone,",
+        f"measured on {device}, {date.today().isoformat()}. Use it with --config {out.name}.",
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(override_file(found, heading=heading, fixed=fixed))
+    print(table(found))
+    kept = " ".join(found.kept) or "nothing"
+    print(f"{kept}: {found.speedup:.2f} times as fast; written to {out}")
+    return 0
 
 
 def _search(

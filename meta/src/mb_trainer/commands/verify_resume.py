@@ -9,7 +9,6 @@ from pathlib import Path
 from mb_checkpoint.trainer_api import RUN_CHECKPOINTS, STEP_TRACKER
 from mb_config.trainer_api import length_overrides, unattended_overrides
 from mb_launch.trainer_api import require_single_process
-from mb_trainer.commands.errors import reported
 from mb_trainer.commands.train import worker_arguments
 from mb_trainer.requests import read_request
 from mb_verify import RunStart
@@ -20,14 +19,10 @@ def start_runs(
     arguments: Sequence[str], options: DrillOptions | ProofOptions, *, files: Sequence[Path]
 ) -> int:
     """Make the runs of a drill or a proof, print the result, and return its exit code."""
-
-    def work() -> int:
-        require_single_process(os.environ, option="--nproc")
-        length = length_overrides(read_request(arguments, files=files).config.train, options.steps)
-        make_command = partial(start_command, arguments=[*arguments, *length], files=files)
-        return options.run(make_command, tracker=Path(RUN_CHECKPOINTS) / STEP_TRACKER)
-
-    return reported(work)
+    require_single_process(os.environ, option="--nproc")
+    length = length_overrides(read_request(arguments, files=files).config.train, options.steps)
+    make_command = partial(start_command, arguments=[*arguments, *length], files=files)
+    return options.run(make_command, tracker=Path(RUN_CHECKPOINTS) / STEP_TRACKER)
 
 
 def start_overrides(start: RunStart) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from typing import Any
 import mb_host
 from mb_models.trainer_api import ExportPart, OutputExistsError
 from mb_schema.paths import is_utf8, printable
-from mb_trainer.commands.errors import reported
 from mb_trainer.errors import OutputNameError
 
 
@@ -21,15 +20,11 @@ def converter() -> Any:
 
 def import_hf(folder: Path, out: Path) -> int:
     """Write checkpoint and configuration from a Hugging Face folder, and return the exit code."""
-
-    def work() -> int:
-        require_usable(out)
-        parameters = converter().import_folder(folder, out)
-        print(f"{parameters / 1e6:.1f} M parameters in {out / 'checkpoints'}")
-        print(f"fine-tune them: mb finetune {out / 'run_config.yaml'}")
-        return 0
-
-    return reported(work)
+    require_usable(out)
+    parameters = converter().import_folder(folder, out)
+    print(f"{parameters / 1e6:.1f} M parameters in {out / 'checkpoints'}")
+    print(f"fine-tune them: mb finetune {out / 'run_config.yaml'}")
+    return 0
 
 
 def export_hf(
@@ -43,24 +38,20 @@ def export_hf(
     shard_bytes: int,
 ) -> int:
     """Write the newest checkpoint of a run as a Hugging Face folder, and return the exit code."""
-
-    def work() -> int:
-        require_usable(out, shared=part.count > 1)
-        step = converter().export_run(
-            run,
-            out,
-            adapters=adapters,
-            merge=merge,
-            model_type=model_type,
-            part=part,
-            shard_bytes=shard_bytes,
-            log=partial(print, file=sys.stderr),
-        )
-        share = "" if part.count == 1 else f"part {part.index}/{part.count} of the "
-        print(f"{share}{'adapters' if adapters else 'weights'} of step {step} in {out}")
-        return 0
-
-    return reported(work)
+    require_usable(out, shared=part.count > 1)
+    step = converter().export_run(
+        run,
+        out,
+        adapters=adapters,
+        merge=merge,
+        model_type=model_type,
+        part=part,
+        shard_bytes=shard_bytes,
+        log=partial(print, file=sys.stderr),
+    )
+    share = "" if part.count == 1 else f"part {part.index}/{part.count} of the "
+    print(f"{share}{'adapters' if adapters else 'weights'} of step {step} in {out}")
+    return 0
 
 
 def require_usable(out: Path, *, shared: bool = False) -> None:

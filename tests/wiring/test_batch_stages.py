@@ -1,4 +1,4 @@
-"""A schedule of batches is read twice, for the lengths of the scheduler and for the loop: both readings are one.
+"""Batch sizes are checked by rules and by the loop: what one refuses, the other refuses.
 
 Neither package knows the other, so that nothing but this test holds them together.
 """
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_config import RULES
-from mb_config.schedules.batch_stages import growing_stages, scheduled_stages
-from mb_loop.step.microbatches import BatchPlan, BatchSizeError, parse_schedule
+from mb_loop.step.microbatches import BatchPlan, BatchSizeError
+from mb_schema.batch_stages import growing_stages, scheduled_stages
 
 Stages = tuple[tuple[int, int], ...]
 RAMP = next(rule for rule in RULES if rule.id == "TR02")
@@ -51,9 +51,12 @@ def as_config(text: str, *, seq_length: int | None) -> Stages | None:
 
 def as_loop(text: str, *, seq_length: int | None) -> Stages | None:
     try:
-        return parse_schedule(text, seq_length=seq_length)
+        plan = BatchPlan.of(
+            1, micro_batch_size=1, data_parallel_size=1, step_batch_size_schedule=text, seq_length=seq_length
+        )
     except BatchSizeError:
         return None
+    return tuple(zip(plan.thresholds, plan.sizes, strict=True))
 
 
 @settings(max_examples=150, deadline=None)

@@ -12,7 +12,6 @@ from mb_config.megatron_lm.flag_table import parse_flags
 from mb_config.preflight.module_layouts import rules_per_point
 from mb_config.rules.environment import expandable_segments
 from mb_config.rules.hardware import nvlink_gpus
-from mb_config.schedules.batch_stages import scheduled_stages
 from mb_metrics import model_flops_per_token
 from mb_models.rules import parallelism
 from mb_plan import GPU_MEMORY, Axis, make_plan, read_shape, run_sweep
@@ -20,6 +19,7 @@ from mb_plan.memory.overhead import FRAGMENTED, FRAGMENTED_EXPANDABLE, estimate_
 from mb_plan.memory.pipeline_schedule import batch_sizes
 from mb_plan.shape.flops import flops_per_token
 from mb_plan.time.gpus import GPU_SPEEDS
+from mb_schema.batch_stages import scheduled_stages
 from mb_schema.gpu_capabilities import KNOWN
 from mb_schema.rules import Rule
 from mb_trainer.registry import REGISTRY

@@ -38,7 +38,7 @@ from mb_config.mcore_defaults import drift, drift_from_data, installed_version  
 from mb_config.mcore_defaults import main as mcore_defaults  # noqa: E402
 from mb_config.megatron_defaults import MegatronField, versions  # noqa: E402
 from mb_config.rules.precision import DTYPES  # noqa: E402
-from mb_config.schedules.batch_stages import scheduled_stages, steps_within  # noqa: E402
+from mb_schema.batch_stages import scheduled_stages, steps_within  # noqa: E402
 
 
 def test_the_data_of_megatrons_classes_matches_the_installed_version(monkeypatch):

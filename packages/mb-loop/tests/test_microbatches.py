@@ -174,9 +174,9 @@ def test_a_resumed_step_schedule_continues_at_its_position(stages, before, after
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1B:512", "first must start at 0"),
-        ("0:8 10:16 10:32", "after the previous one"),
-        ("0:8 10:0", "positive size"),
+        ("1B:512", "does not begin at threshold 0"),
+        ("0:8 10:16 10:32", "do not increase"),
+        ("0:8 10:0", "batch of less than 1"),
         ("0:8 10:16.5", r"not whole in '10:16\.5'"),
         ("8", "not a list of threshold:size"),
         ("", "not a list of threshold:size"),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from mb_data.loading.batch_padding import NO_PADDING, BatchPadding
 from mb_data.loading.config import DataloaderConfig
 from mb_data.progress import Progress
+from mb_schema.sections import take_aliases
 
 Section = TypeVar("Section")
 
@@ -25,7 +26,7 @@ def accept_sequence_length(cls: type[Section]) -> type[Section]:
 
     @wraps(construct)
     def constructor(self: Section, *args: Any, **values: Any) -> None:
-        aliases = {name: values.pop(name) for name in [*values] if _is_settable(cls, name)}
+        aliases = take_aliases(cls, values)
         if "sequence_length" in values:
             if args or "seq_length" in values:
                 raise TypeError(
@@ -42,11 +43,6 @@ def accept_sequence_length(cls: type[Section]) -> type[Section]:
 
     setattr(cls, "__init__", constructor)  # noqa: B010 (a type checker forbids the plain assignment)
     return cls
-
-
-def _is_settable(cls: type, name: str) -> bool:
-    found = getattr(cls, name, None)
-    return isinstance(found, property) and found.fset is not None
 
 
 DatasetSplits = tuple[Any | None, Any | None, Any | None]

@@ -1,5 +1,6 @@
 """`Fault` and `Patch`: the record of one known fault, and of one function that corrects it; settings for conditions."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -56,6 +57,20 @@ class Patch:
     """`mb_guard.sources.source_hash` of each known version of the original; empty where it is not a function."""
     needed: Callable[[ModuleType], bool] | None = None
     """Whether this environment has the fault, evaluated after `module` is imported; None: every one has."""
+
+
+def around(call: Function) -> Callable[[Function], Function]:
+    """Return the `wrap` of a patch from a function that takes the original, and then the arguments of a call."""
+
+    @functools.wraps(call)
+    def wrap(original: Function) -> Function:
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
+        return patched
+
+    return wrap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

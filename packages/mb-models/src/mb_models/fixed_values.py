@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mb_models.errors import FixedValueError
+from mb_schema.sections import take_aliases
 
 
 class FixedValuesType(type):
@@ -15,16 +16,11 @@ class FixedValuesType(type):
         """Construct a section without the fixed names, after a check of their values; then assign the aliases."""
         for name in cls.fixed_values.keys() & values.keys():
             require_fixed(cls, name, values.pop(name))
-        aliases = {name: values.pop(name) for name in [*values] if _is_settable(cls, name)}
+        aliases = take_aliases(cls, values)
         section = super().__call__(*args, **values)
         for name, value in aliases.items():
             setattr(section, name, value)
         return section
-
-
-def _is_settable(cls: type, name: str) -> bool:
-    found = getattr(cls, name, None)
-    return isinstance(found, property) and found.fset is not None
 
 
 class FixedValues(metaclass=FixedValuesType):

@@ -177,6 +177,16 @@ def reject_unknown(cls: type, names: Iterable[str]) -> None:
             raise UnknownFieldError(cls, name)
 
 
+def take_aliases(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Remove arguments that name properties of a class that can be assigned from `values`, and return them."""
+
+    def can_be_assigned(name: str) -> bool:
+        found = getattr(cls, name, None)
+        return isinstance(found, property) and found.fset is not None
+
+    return {name: values.pop(name) for name in [*values] if can_be_assigned(name)}
+
+
 def _field_names(cls: type) -> dict[str, Any]:
     """Return the fields and the annotated names of a class, including inherited ones."""
     annotated = {name: None for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}

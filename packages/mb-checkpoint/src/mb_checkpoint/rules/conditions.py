@@ -14,7 +14,6 @@ from mb_checkpoint.formats.layout import (
     why_not_a_checkpoint,
 )
 from mb_checkpoint.storage.storage import open_storage
-from mb_checkpoint.versions import INCOMPATIBLE_VERSIONS, MIN_TORCH, MIN_VERSION
 from mb_schema.paths import exists, is_url, path_problem
 from mb_schema.rule_kinds import assigned, section_rule
 from mb_schema.rules import rules_in
@@ -25,6 +24,21 @@ checkpoint_rule = partial(section_rule, "checkpoint")
 facts_rule = partial(section_rule, "facts")
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
+
+MIN_NVRX = (0, 3)
+"""Minimum version of nvidia-resiliency-ext with the local checkpoints that this package writes."""
+
+MIN_TORCH = (2, 8)
+"""Minimum torch version: that of `torch` in pyproject.toml, the lowest with which loading is tested."""
+
+INCOMPATIBLE_NVRX = {
+    (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",
+    (
+        0,
+        5,
+    ): "Megatron Core demands 0.6 or newer of a version with this background writer while it is imported",
+}
+"""Releases with which Megatron Core 0.19 cannot be imported, and the reason."""
 
 
 @checkpoint_rule(
@@ -329,8 +343,8 @@ def local_library_is_installed(non_persistent_ckpt_type, *, nvidia_resiliency_ex
 )
 def local_library_is_supported(non_persistent_ckpt_type, *, nvidia_resiliency_ext_version):
     """Check that the installed library is not too old for local checkpoints."""
-    installed = release(nvidia_resiliency_ext_version) or MIN_VERSION
-    if non_persistent_ckpt_type != "local" or installed >= MIN_VERSION:
+    installed = release(nvidia_resiliency_ext_version) or MIN_NVRX
+    if non_persistent_ckpt_type != "local" or installed >= MIN_NVRX:
         return None
     return (
         f"non_persistent_ckpt_type=local, but nvidia-resiliency-ext {nvidia_resiliency_ext_version} is "
@@ -347,7 +361,7 @@ def local_library_is_supported(non_persistent_ckpt_type, *, nvidia_resiliency_ex
 )
 def megatron_can_be_imported(nvidia_resiliency_ext_version):
     """Return why Megatron Core cannot be imported with an installed version of nvidia-resiliency-ext."""
-    reason = INCOMPATIBLE_VERSIONS.get(release(nvidia_resiliency_ext_version)[:2])
+    reason = INCOMPATIBLE_NVRX.get(release(nvidia_resiliency_ext_version)[:2])
     if reason is None:
         return None
     return f"nvidia-resiliency-ext {nvidia_resiliency_ext_version} is installed; {reason}"

@@ -18,8 +18,8 @@ from mb_config.resolve.precision import resolve_precision
 from mb_config.resolve.state import Change, Priority, ResolverState
 from mb_config.rules import batch_sizes, schedule
 from mb_config.rules.training import LENGTH_RULES, MOVED
-from mb_config.schedules.batch_stages import scheduled_stages, sequences_in, steps_within, unscheduled_stages
 from mb_config.schedules.learning_rate import epoch_iterations, scheduler_steps, weight_decays
+from mb_schema.batch_stages import scheduled_stages, sequences_in, steps_within, unscheduled_stages
 from mb_schema.rule_kinds import shown
 from mb_schema.rules import NOTHING, Problem
 

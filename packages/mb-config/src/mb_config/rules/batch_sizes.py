@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mb_config.rules.parallelism import data_parallel_size
-from mb_config.schedules.batch_stages import scheduled_stages
+from mb_schema.batch_stages import scheduled_stages
 from mb_schema.rule_kinds import assigned, section_rule
 from mb_schema.rules import Rule, rules_in
 

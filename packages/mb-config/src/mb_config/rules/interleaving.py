@@ -6,7 +6,7 @@ from functools import partial
 
 from mb_config.rules.batch_sizes import is_valid_ramp, is_valid_schedule
 from mb_config.rules.parallelism import data_parallel_size
-from mb_config.schedules.batch_stages import growing_stages, scheduled_stages
+from mb_schema.batch_stages import growing_stages, scheduled_stages
 from mb_schema.rule_kinds import section_rule
 from mb_schema.rules import Rule, rules_in
 

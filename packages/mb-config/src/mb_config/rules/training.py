@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mb_config.rules.batch_sizes import is_valid_ramp
-from mb_config.schedules.batch_stages import steps_within, unscheduled_stages
+from mb_schema.batch_stages import steps_within, unscheduled_stages
 from mb_schema.rule_kinds import assigned, in_range, lettered, section_rule, shown
 from mb_schema.rules import Rule
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mb_config.schedules.batch_stages import BatchStage, scheduled_stages, sequences_in, unscheduled_stages
 from mb_config.sections.optimizer import OptimizerConfig
 from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.training import TrainingConfig
+from mb_schema.batch_stages import BatchStage, scheduled_stages, sequences_in, unscheduled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def sequences_after(
 ) -> int:
     """Return the number of sequences that the first `steps` steps consume.
 
-    The batch size follows `rampup_batch_size` or `step_batch_size_schedule`; see `mb_config.schedules.batch_stages`.
+    The batch size follows `rampup_batch_size` or `step_batch_size_schedule`; see `mb_schema.batch_stages`.
 
     Raises:
         ValueError: If the global batch size is not set, or the schedule cannot be parsed.

@@ -10,7 +10,7 @@ from mb_config.container.section import Section, assign_computed
 from mb_config.preflight.problems import reject
 from mb_config.rules.batch_sizes import uneven_ramp
 from mb_config.rules.training import LENGTH_RULES
-from mb_config.schedules.batch_stages import steps_within, unscheduled_stages
+from mb_schema.batch_stages import steps_within, unscheduled_stages
 
 
 @dataclass(kw_only=True)

@@ -3,24 +3,20 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 
 
-def clamp_before_the_activation(init: Function) -> Function:
+@around
+def clamp_before_the_activation(init: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Clamp and shift the output of the first layer of overlapped shared experts, which only multiply its halves."""
-
-    @functools.wraps(init)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        config = self.config
-        limit, offset = config.activation_func_clamp_value, config.glu_linear_offset
-        separate = config.gated_linear_unit and not (
-            config.bias_activation_fusion or config.use_te_activation_func
-        )
-        if config.moe_shared_expert_overlap and separate and (limit is not None or offset):
-            self.linear_fc1.register_forward_hook(functools.partial(_clamped, limit=limit, offset=offset))
-
-    return patched
+    init(self, *args, **kwargs)
+    config = self.config
+    limit, offset = config.activation_func_clamp_value, config.glu_linear_offset
+    separate = config.gated_linear_unit and not (
+        config.bias_activation_fusion or config.use_te_activation_func
+    )
+    if config.moe_shared_expert_overlap and separate and (limit is not None or offset):
+        self.linear_fc1.register_forward_hook(functools.partial(_clamped, limit=limit, offset=offset))
 
 
 def _clamped(layer: Any, inputs: Any, outputs: Any, *, limit: float | None, offset: float) -> Any:

@@ -7,7 +7,7 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 from mb_guard.faults.rewriting import rewritten
 
 # Two faults are of this function. Each is found by a text that the other leaves, so that either may be applied alone.
@@ -31,34 +31,26 @@ def window_and_mask(forward: Function) -> Function:
     )
 
 
-def complete_latent_norms(reduce: Function) -> Function:
+@around
+def complete_latent_norms(reduce: Function, model: Any, config: Any, tp_group: Any = None) -> Any:
     """Leave the norm of latent queries out of the sum over tensor-parallel ranks without sequence parallelism.
 
     Each rank has its complete gradient: the projection behind it sums the gradient of its input. Megatron selects the
     parameters by name, for norms of heads, which the ranks share.
     """
-
-    @functools.wraps(reduce)
-    def patched(model: Any, config: Any, tp_group: Any = None) -> Any:
-        if config.qk_layernorm and config.multi_latent_attention and not config.sequence_parallel:
-            config = copy.copy(config)
-            config.qk_layernorm = False
-        return reduce(model, config, tp_group)
-
-    return patched
+    if config.qk_layernorm and config.multi_latent_attention and not config.sequence_parallel:
+        config = copy.copy(config)
+        config.qk_layernorm = False
+    return reduce(model, config, tp_group)
 
 
-def split_sinks(init: Function) -> Function:
+@around
+def split_sinks(init: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Mark the sinks of the heads of this rank as a part, so that the gradient norm counts those of all ranks."""
-
-    @functools.wraps(init)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        sinks: Any = getattr(self, "softmax_offset", None)
-        if getattr(sinks, "requires_grad", False) and not hasattr(sinks, "tensor_model_parallel"):
-            sinks.tensor_model_parallel, sinks.partition_dim, sinks.partition_stride = True, 0, 1
-
-    return patched
+    init(self, *args, **kwargs)
+    sinks: Any = getattr(self, "softmax_offset", None)
+    if getattr(sinks, "requires_grad", False) and not hasattr(sinks, "tensor_model_parallel"):
+        sinks.tensor_model_parallel, sinks.partition_dim, sinks.partition_stride = True, 0, 1
 
 
 def _has_transformer_engine(module: ModuleType) -> bool:
@@ -84,16 +76,12 @@ def pass_tensor_parallel_group(init: Function) -> Function:
     return patched
 
 
-def mark_output_norm(init: Function) -> Function:
+@around
+def mark_output_norm(init: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Mark the output norm of a gated delta net: each rank has the gradient from its own heads."""
-
-    @functools.wraps(init)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        for parameter in self.out_norm.parameters():
-            parameter.mb_guard_part = True
-
-    return patched
+    init(self, *args, **kwargs)
+    for parameter in self.out_norm.parameters():
+        parameter.mb_guard_part = True
 
 
 def sum_marked_gradients(reduce: Function) -> Function:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 from mb_guard.faults.rewriting import rewritten
 
 _CALCULATOR = "megatron.core.num_microbatches_calculator"
@@ -74,23 +74,19 @@ def grow(configure: Function) -> Function:
     return patched
 
 
-def grow_from_arguments(set_global_variables: Function) -> Function:
+@around
+def grow_from_arguments(set_global_variables: Function, args: Any, *inputs: Any, **options: Any) -> None:
     """Set `step_batch_size_schedule`, in tokens, which Megatron-LM reads instead of `rampup_batch_size`."""
-
-    @functools.wraps(set_global_variables)
-    def patched(args: Any, *inputs: Any, **options: Any) -> None:
-        if args.rampup_batch_size is not None and args.step_batch_size_schedule is None:
-            replicas = args.data_parallel_size * args.gtp_weight_remat_size
-            args.step_batch_size_schedule = steps_of_ramp(
-                args.rampup_batch_size,
-                global_batch_size=args.global_batch_size,
-                multiple_of=_multiple(args.decrease_batch_size_if_needed, args.micro_batch_size, replicas),
-                unit=args.seq_length,
-            )
-            args.decrease_batch_size_if_needed = False
-        set_global_variables(args, *inputs, **options)
-
-    return patched
+    if args.rampup_batch_size is not None and args.step_batch_size_schedule is None:
+        replicas = args.data_parallel_size * args.gtp_weight_remat_size
+        args.step_batch_size_schedule = steps_of_ramp(
+            args.rampup_batch_size,
+            global_batch_size=args.global_batch_size,
+            multiple_of=_multiple(args.decrease_batch_size_if_needed, args.micro_batch_size, replicas),
+            unit=args.seq_length,
+        )
+        args.decrease_batch_size_if_needed = False
+    set_global_variables(args, *inputs, **options)
 
 
 def _multiple(decrease_if_needed: bool, micro_batch_size: int, data_parallel_size: int) -> int:

@@ -1,25 +1,20 @@
 """Faults of datasets."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, around
 from mb_guard.faults.rewriting import rewritten
 
 
-def separate_loss_masks(get: Function) -> Function:
+@around
+def separate_loss_masks(get: Function, self: Any, idx: int | None) -> Any:
     """Keep a loss mask of ones for later samples, instead of that of the first sample, which may have padding."""
-
-    @functools.wraps(get)
-    def patched(self: Any, idx: int | None) -> Any:
-        was_cached = self.masks_and_position_ids_are_cached
-        sample = get(self, idx)
-        if self.masks_and_position_ids_are_cached and not was_cached:
-            # masks are cached only if they do not depend on tokens, so that only padding is not in the loss
-            self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
-        return sample
-
-    return patched
+    was_cached = self.masks_and_position_ids_are_cached
+    sample = get(self, idx)
+    if self.masks_and_position_ids_are_cached and not was_cached:
+        # masks are cached only if they do not depend on tokens, so that only padding is not in the loss
+        self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
+    return sample
 
 
 def same_epoch_on_all_ranks(iterate: Function) -> Function:

@@ -1,31 +1,26 @@
 """Faults of data parallelism."""
 
-import functools
 import weakref
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 
 
-def weak_backward_hooks(make_hook: Function) -> Function:
+@around
+def weak_backward_hooks(make_hook: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Let backward hooks of data parallelism reference their wrapper weakly, so that unused models are freed.
 
     An autograd graph keeps these hooks alive, invisibly to Python's garbage collector: the distributed optimizer's main
     parameters are views with a graph, and the dispatcher of a mixture of experts stores the probabilities of the last
     step.
     """
+    wrapper = weakref.ref(self)
 
-    @functools.wraps(make_hook)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = weakref.ref(self)
+    def hook(*gradients: Any) -> None:
+        if (owner := wrapper()) is not None:
+            make_hook(owner, *args, **kwargs)(*gradients)
 
-        def hook(*gradients: Any) -> None:
-            if (owner := wrapper()) is not None:
-                make_hook(owner, *args, **kwargs)(*gradients)
-
-        return hook
-
-    return patched
+    return hook
 
 
 def _experts_without_copies_possible(settings: Settings) -> bool:

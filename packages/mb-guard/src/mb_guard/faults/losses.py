@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 from mb_guard.faults.rewriting import rewritten
 
 _REPORT = "https://github.com/NVIDIA/Megatron-LM/issues/7452"
@@ -56,19 +56,17 @@ def smooth_over_the_whole_vocabulary(cross_entropy: Function) -> Function:
     return patched
 
 
-def split_gathered_logits(compute_loss: Function) -> Function:
+@around
+def split_gathered_logits(
+    compute_loss: Function, self: Any, labels: Any, logits: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Split logits that the output layer has gathered, which the loss takes for the part of this rank."""
+    from megatron.core.tensor_parallel.mappings import scatter_to_tensor_model_parallel_region
 
-    @functools.wraps(compute_loss)
-    def patched(self: Any, labels: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        from megatron.core.tensor_parallel.mappings import scatter_to_tensor_model_parallel_region
-
-        group = self.pg_collection.tp
-        if group.size() > 1 and logits.size(-1) == getattr(self, "vocab_size", None):
-            logits = scatter_to_tensor_model_parallel_region(logits, group=group)
-        return compute_loss(self, labels, logits, *args, **kwargs)
-
-    return patched
+    group = self.pg_collection.tp
+    if group.size() > 1 and logits.size(-1) == getattr(self, "vocab_size", None):
+        logits = scatter_to_tensor_model_parallel_region(logits, group=group)
+    return compute_loss(self, labels, logits, *args, **kwargs)
 
 
 def scaled_copies(calculate: Function) -> Function:

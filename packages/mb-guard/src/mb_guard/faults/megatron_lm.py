@@ -1,21 +1,16 @@
 """Faults of Megatron-LM's own training code (`megatron.training`)."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, around
 
 
-def pass_rope_scaling_factor(gpt_config_from_args: Function) -> Function:
+@around
+def pass_rope_scaling_factor(gpt_config_from_args: Function, args: Any, *others: Any, **kwargs: Any) -> Any:
     """Pass --rope-scaling-factor to the model configuration."""
-
-    @functools.wraps(gpt_config_from_args)
-    def patched(args: Any, *others: Any, **kwargs: Any) -> Any:
-        config = gpt_config_from_args(args, *others, **kwargs)
-        config.rope_scaling_factor = args.rope_scaling_factor
-        return config
-
-    return patched
+    config = gpt_config_from_args(args, *others, **kwargs)
+    config.rope_scaling_factor = args.rope_scaling_factor
+    return config
 
 
 FAULTS = (

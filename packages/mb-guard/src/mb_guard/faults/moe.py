@@ -1,9 +1,8 @@
 """Faults of the routers of experts: coefficients of balancing losses, counts of tokens, tokens that are dropped."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, around
 from mb_guard.faults.rewriting import rewritten
 from mb_guard.faults.step_tokens import COUNT_TOKENS_FIRST, current_step
 
@@ -12,28 +11,41 @@ _ATTACH = ("attach_and_log_load_balancing_loss", "e1651c77aae55a44")
 _TESTS = "packages/mb-guard/tests/test_moe.py"
 
 
-def scale_global_balancing(attach: Function) -> Function:
+@around
+def scale_global_balancing(
+    attach: Function,
+    self: Any,
+    activation: Any,
+    coefficient: Any,
+    loss: Any,
+    name: str,
+    *groups: Any,
+    **options: Any,
+) -> Any:
     """Undo the average over replicas of `global_aux_loss`, which is a sum over them; weight microbatches by tokens.
 
     The routed tokens of previous microbatches are divided by their own number, not by that of the current one.
     """
-
-    @functools.wraps(attach)
-    def patched(
-        self: Any, activation: Any, coefficient: Any, loss: Any, name: str, *groups: Any, **options: Any
-    ) -> Any:
-        if name == "global_load_balancing_loss":
-            replicas = self.tp_dp_cp_group.size() // self.tp_cp_group.size()
-            tokens = options["valid_token_count"] * self.tp_dp_cp_group.size()
-            seen = self.global_tokens_per_expert.sum() / self.topk
-            loss = loss * (tokens * self.ga_steps / seen.clamp(min=1)) * replicas
-            coefficient = coefficient * replicas
-        return attach(self, activation, coefficient, loss, name, *groups, **options)
-
-    return patched
+    if name == "global_load_balancing_loss":
+        replicas = self.tp_dp_cp_group.size() // self.tp_cp_group.size()
+        tokens = options["valid_token_count"] * self.tp_dp_cp_group.size()
+        seen = self.global_tokens_per_expert.sum() / self.topk
+        loss = loss * (tokens * self.ga_steps / seen.clamp(min=1)) * replicas
+        coefficient = coefficient * replicas
+    return attach(self, activation, coefficient, loss, name, *groups, **options)
 
 
-def scale_balancing_losses(attach: Function) -> Function:
+@around
+def scale_balancing_losses(
+    attach: Function,
+    self: Any,
+    activation: Any,
+    coefficient: Any,
+    loss: Any,
+    name: str,
+    *groups: Any,
+    **options: Any,
+) -> Any:
     """Give balancing losses the coefficient that the user set, whatever the loss mask.
 
     All tokens that are routed count, also those that the loss mask leaves out, such as the prompts of fine-tuning: they
@@ -41,85 +53,70 @@ def scale_balancing_losses(attach: Function) -> Function:
     of a sequence) has the weight of its tokens, and the sum over the step is divided by the tokens of all replicas; the
     same is logged. Megatron divides it by the tokens in the loss instead.
     """
-
-    @functools.wraps(attach)
-    def patched(
-        self: Any, activation: Any, coefficient: Any, loss: Any, name: str, *groups: Any, **options: Any
-    ) -> Any:
-        step = current_step()
-        if step is not None and self.calculate_per_token_loss:
-            tokens = options["valid_token_count"] * self.tp_cp_group.size()
-            scale, share = step.scale[self.is_mtp_layer], tokens / step.routed[self.is_mtp_layer]
-            loss = loss * scale
-            coefficient = coefficient * scale / share.nan_to_num(nan=1.0)  # Megatron logs loss / coefficient
-        return attach(self, activation, coefficient, loss, name, *groups, **options)
-
-    return patched
+    step = current_step()
+    if step is not None and self.calculate_per_token_loss:
+        tokens = options["valid_token_count"] * self.tp_cp_group.size()
+        scale, share = step.scale[self.is_mtp_layer], tokens / step.routed[self.is_mtp_layer]
+        loss = loss * scale
+        coefficient = coefficient * scale / share.nan_to_num(nan=1.0)  # Megatron logs loss / coefficient
+    return attach(self, activation, coefficient, loss, name, *groups, **options)
 
 
-def scale_z_loss(apply_z_loss: Function) -> Function:
+@around
+def scale_z_loss(apply_z_loss: Function, self: Any, logits: Any, padding_mask: Any = None) -> Any:
     """Average the z-loss over all tokens of a step that are not padding, whatever the loss mask and the layout.
 
     Without `calculate_per_token_loss` it is the mean over microbatches of the mean over their tokens. Repeated layers
     of multi-token prediction count once.
     """
+    import torch
 
-    @functools.wraps(apply_z_loss)
-    def patched(self: Any, logits: Any, padding_mask: Any = None) -> Any:
-        import torch
-
-        coefficient = self.config.moe_z_loss_coeff
-        if coefficient is None or not self.training or not torch.is_grad_enabled():
-            return logits
-        names = apply_z_loss.__globals__
-        values = torch.logsumexp(logits.float(), dim=-1).square()
-        ranks, step = self.tp_cp_group.size(), current_step()
-        tokens: Any = logits.shape[0] * ranks
-        if padding_mask is not None:
-            values = values * ~padding_mask
-            tokens = (~padding_mask).sum().float()
-            if ranks > 1:
-                torch.distributed.all_reduce(tokens, group=self.tp_cp_group)
-            tokens = tokens.clamp(min=1)
-        own = values.sum()
-        if self.is_mtp_layer and self.config.mtp_use_repeated_layer:
-            own = own / (self.config.mtp_num_layers or 1)
-        mean = own / tokens
-        if not self.calculate_per_token_loss:
-            attached = logged = mean
-        elif step is None:
-            attached, logged = own, mean
-        else:
-            attached = own * step.scale[self.is_mtp_layer]
-            logged = mean * (tokens / step.routed[self.is_mtp_layer]).nan_to_num(nan=1.0)
-        logits = names["MoEAuxLossAutoScaler"].apply(logits, coefficient * attached)
-        layers, ahead = self.config.num_layers, self.config.mtp_num_layers or 0
-        names["get_moe_metrics_tracker"]().record(
-            "z_loss",
-            logged * ranks,
-            self.layer_number + layers if self.is_mtp_layer else self.layer_number,
-            layers + ahead,
-            avg_group=self.tp_dp_cp_group,
-        )
+    coefficient = self.config.moe_z_loss_coeff
+    if coefficient is None or not self.training or not torch.is_grad_enabled():
         return logits
+    names = apply_z_loss.__globals__
+    values = torch.logsumexp(logits.float(), dim=-1).square()
+    ranks, step = self.tp_cp_group.size(), current_step()
+    tokens: Any = logits.shape[0] * ranks
+    if padding_mask is not None:
+        values = values * ~padding_mask
+        tokens = (~padding_mask).sum().float()
+        if ranks > 1:
+            torch.distributed.all_reduce(tokens, group=self.tp_cp_group)
+        tokens = tokens.clamp(min=1)
+    own = values.sum()
+    if self.is_mtp_layer and self.config.mtp_use_repeated_layer:
+        own = own / (self.config.mtp_num_layers or 1)
+    mean = own / tokens
+    if not self.calculate_per_token_loss:
+        attached = logged = mean
+    elif step is None:
+        attached, logged = own, mean
+    else:
+        attached = own * step.scale[self.is_mtp_layer]
+        logged = mean * (tokens / step.routed[self.is_mtp_layer]).nan_to_num(nan=1.0)
+    logits = names["MoEAuxLossAutoScaler"].apply(logits, coefficient * attached)
+    layers, ahead = self.config.num_layers, self.config.mtp_num_layers or 0
+    names["get_moe_metrics_tracker"]().record(
+        "z_loss",
+        logged * ranks,
+        self.layer_number + layers if self.is_mtp_layer else self.layer_number,
+        layers + ahead,
+        avg_group=self.tp_dp_cp_group,
+    )
+    return logits
 
-    return patched
 
-
-def counts_in_float32(maintain: Function) -> Function:
+@around
+def counts_in_float32(maintain: Function, self: Any) -> None:
     """Keep the counts of tokens in float32 when a model is converted: bfloat16 cannot count beyond 256."""
+    import torch
 
-    @functools.wraps(maintain)
-    def patched(self: Any) -> None:
-        import torch
-
-        maintain(self)
-        for name in ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps"):
-            counts = getattr(self, name, None)
-            if counts is not None and counts.dtype != torch.float32:
-                counts.data = counts.data.to(torch.float32)
-
-    return patched
+    maintain(self)
+    for name in ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps"):
+        counts = getattr(self, name, None)
+        if counts is not None and counts.dtype != torch.float32:
+            counts.data = counts.data.to(torch.float32)
 
 
 def drop_the_last(drop: Function) -> Function:
@@ -140,23 +137,19 @@ def _in_order(routing_map: Any) -> Any:
     return routing_map * number + (number - 1 - position)
 
 
-def number_prediction_layers(init: Function) -> Function:
+@around
+def number_prediction_layers(init: Function, self: Any, *inputs: Any, **options: Any) -> None:
     """Mark the routers of a hybrid's multi-token prediction, and give them the number of their depth.
 
     Megatron numbers them from 1 like those of the decoder, and logs them there. Marked routers of repeated layers count
     once in the balancing losses.
     """
-
-    @functools.wraps(init)
-    def patched(self: Any, *inputs: Any, **options: Any) -> None:
-        init(self, *inputs, **options)
-        if options.get("mtp_layer_pattern") is None:
-            return
-        for module in self.mtp_model_layer.modules():
-            if hasattr(module, "attach_and_log_load_balancing_loss"):
-                module.is_mtp_layer, module.layer_number = True, self.layer_number
-
-    return patched
+    init(self, *inputs, **options)
+    if options.get("mtp_layer_pattern") is None:
+        return
+    for module in self.mtp_model_layer.modules():
+        if hasattr(module, "attach_and_log_load_balancing_loss"):
+            module.is_mtp_layer, module.layer_number = True, self.layer_number
 
 
 def router_patch(wrap: Function, method: str, source: str) -> Patch:

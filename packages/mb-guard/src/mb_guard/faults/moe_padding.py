@@ -1,9 +1,8 @@
 """Faults of experts with padding and packs: what is routed, counted and balanced, and how the mask reaches routers."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 from mb_guard.faults.moe import MTP, router_patch
 from mb_guard.faults.rewriting import rewritten
 
@@ -29,157 +28,133 @@ def _tokens(probs: Any, routing_map: Any, padding_mask: Any) -> tuple[Any, Any]:
     return probs * valid, routing_map & valid
 
 
-def expert_bias_with_padding(apply_expert_bias: Function) -> Function:
+@around
+def expert_bias_with_padding(
+    apply_expert_bias: Function, self: Any, routing_map: Any, padding_mask: Any = None
+) -> Any:
     """Count the tokens of each expert without padding: the mask of tokens is applied to all experts."""
-
-    @functools.wraps(apply_expert_bias)
-    def patched(self: Any, routing_map: Any, padding_mask: Any = None) -> Any:
-        if padding_mask is not None and padding_mask.dim() == 1:
-            padding_mask = padding_mask.unsqueeze(-1)
-        return apply_expert_bias(self, routing_map, padding_mask=padding_mask)
-
-    return patched
+    if padding_mask is not None and padding_mask.dim() == 1:
+        padding_mask = padding_mask.unsqueeze(-1)
+    return apply_expert_bias(self, routing_map, padding_mask=padding_mask)
 
 
-def mean_token_count(count: Function) -> Function:
+@around
+def mean_token_count(
+    count: Function, routing_map: Any, reduce_group: Any, topk: Any = None, with_padding_mask: bool = False
+) -> tuple[Any, Any, Any]:
     """Return the mean number of tokens of a rank instead of its own, because callers multiply it by the ranks."""
-
-    @functools.wraps(count)
-    def patched(
-        routing_map: Any, reduce_group: Any, topk: Any = None, with_padding_mask: bool = False
-    ) -> tuple[Any, Any, Any]:
-        counts, own, total = count(routing_map, reduce_group, topk, with_padding_mask)
-        if with_padding_mask:
-            own, total = total / reduce_group.size(), total.clamp(min=1)  # a microbatch may be all padding
-        return counts, own, total
-
-    return patched
+    counts, own, total = count(routing_map, reduce_group, topk, with_padding_mask)
+    if with_padding_mask:
+        own, total = total / reduce_group.size(), total.clamp(min=1)  # a microbatch may be all padding
+    return counts, own, total
 
 
-def sequence_balancing(apply_seq_aux_loss: Function) -> Function:
+@around
+def sequence_balancing(
+    apply_seq_aux_loss: Function,
+    self: Any,
+    probs: Any,
+    scores: Any,
+    routing_map: Any,
+    seq_length: int,
+    bsz: int,
+    with_padding_mask: bool = False,
+) -> Any:
     """Balance each sequence over its own tokens: in rows with padding, and in packs.
 
     With `calculate_per_token_loss` each token has the same weight, so a pack counts as its sequences in separate
     microbatches; otherwise each sequence has.
     """
+    import torch
 
-    @functools.wraps(apply_seq_aux_loss)
-    def patched(
-        self: Any,
-        probs: Any,
-        scores: Any,
-        routing_map: Any,
-        seq_length: int,
-        bsz: int,
-        with_padding_mask: bool = False,
-    ) -> Any:
-        import torch
-
-        coefficient = self.get_aux_loss_coeff("seq_aux_loss")
-        if coefficient == 0 or not with_padding_mask:
-            return apply_seq_aux_loss(
-                self, probs, scores, routing_map, seq_length, bsz, with_padding_mask=with_padding_mask
-            )
-        routed = routing_map.float()
-        if (sequences := getattr(self, "_sequences", None)) is None:
-            counts, sums = (each.view(seq_length, bsz, -1).sum(0) for each in (routed, scores))
-        else:
-            index, number = sequences
-            counts, sums = (
-                each.new_zeros(number, each.shape[-1]).index_add(0, index, each) for each in (routed, scores)
-            )
-        if self.tp_cp_group.size() > 1:
-            torch.distributed.all_reduce(counts, group=self.tp_cp_group)
-        tokens = counts.sum(-1) / self.topk
-        losses = (counts * sums).sum(-1) / tokens.clamp(min=1).square()
-        losses = losses * (self.config.num_moe_experts * coefficient / self.topk)
-        weights = tokens if self.calculate_per_token_loss else (tokens > 0).float()
-        return self.attach_and_log_load_balancing_loss(
-            probs,
-            coefficient,
-            (losses * weights).sum() / weights.sum().clamp(min=1),
-            "seq_load_balancing_loss",
-            self.tp_cp_group,
-            valid_token_count=tokens.sum() / self.tp_cp_group.size(),
+    coefficient = self.get_aux_loss_coeff("seq_aux_loss")
+    if coefficient == 0 or not with_padding_mask:
+        return apply_seq_aux_loss(
+            self, probs, scores, routing_map, seq_length, bsz, with_padding_mask=with_padding_mask
         )
+    routed = routing_map.float()
+    if (sequences := getattr(self, "_sequences", None)) is None:
+        counts, sums = (each.view(seq_length, bsz, -1).sum(0) for each in (routed, scores))
+    else:
+        index, number = sequences
+        counts, sums = (
+            each.new_zeros(number, each.shape[-1]).index_add(0, index, each) for each in (routed, scores)
+        )
+    if self.tp_cp_group.size() > 1:
+        torch.distributed.all_reduce(counts, group=self.tp_cp_group)
+    tokens = counts.sum(-1) / self.topk
+    losses = (counts * sums).sum(-1) / tokens.clamp(min=1).square()
+    losses = losses * (self.config.num_moe_experts * coefficient / self.topk)
+    weights = tokens if self.calculate_per_token_loss else (tokens > 0).float()
+    return self.attach_and_log_load_balancing_loss(
+        probs,
+        coefficient,
+        (losses * weights).sum() / weights.sum().clamp(min=1),
+        "seq_load_balancing_loss",
+        self.tp_cp_group,
+        valid_token_count=tokens.sum() / self.tp_cp_group.size(),
+    )
 
-    return patched
 
-
-def read_sequences(routing: Function) -> Function:
+@around
+def read_sequences(routing: Function, self: Any, logits: Any, padding_mask: Any = None) -> Any:
     """Take the sequences of a pack off the padding mask, where `local_padding_mask` has put them."""
-
-    @functools.wraps(routing)
-    def patched(self: Any, logits: Any, padding_mask: Any = None) -> Any:
-        batch = logits.shape[1]
-        if padding_mask is None or padding_mask.shape[-1] == batch:
-            return routing(self, logits, padding_mask=padding_mask)
-        bits = padding_mask[:, batch:].long()
-        index = sum(bits[:, bit] << bit for bit in range(bits.shape[1]))
-        self._sequences = index, 1 << bits.shape[1]
-        try:
-            return routing(self, logits, padding_mask=padding_mask[:, :batch].contiguous())
-        finally:
-            self._sequences = None
-
-    return patched
+    batch = logits.shape[1]
+    if padding_mask is None or padding_mask.shape[-1] == batch:
+        return routing(self, logits, padding_mask=padding_mask)
+    bits = padding_mask[:, batch:].long()
+    index = sum(bits[:, bit] << bit for bit in range(bits.shape[1]))
+    self._sequences = index, 1 << bits.shape[1]
+    try:
+        return routing(self, logits, padding_mask=padding_mask[:, :batch].contiguous())
+    finally:
+        self._sequences = None
 
 
-def split_padding_mask(preprocess: Function) -> Function:
+@around
+def split_padding_mask(
+    preprocess: Function,
+    self: Any,
+    input_ids: Any,
+    position_ids: Any,
+    decoder_input: Any = None,
+    inference_context: Any = None,
+    packed_seq_params: Any = None,
+    padding_mask: Any = None,
+) -> Any:
     """Split the padding mask of a GPT like its hidden states, on every stage, and mark the sequences of packs in it."""
-
-    @functools.wraps(preprocess)
-    def patched(
-        self: Any,
-        input_ids: Any,
-        position_ids: Any,
-        decoder_input: Any = None,
-        inference_context: Any = None,
-        packed_seq_params: Any = None,
-        padding_mask: Any = None,
-    ) -> Any:
-        outputs = preprocess(
-            self, input_ids, position_ids, decoder_input, inference_context, packed_seq_params
-        )
-        hidden = outputs[0] if outputs[0] is not None else self.decoder.input_tensor
-        mask = local_padding_mask(self, padding_mask, packed_seq_params, hidden)
-        return (*outputs[:5], mask, *outputs[6:])
-
-    return patched
+    outputs = preprocess(self, input_ids, position_ids, decoder_input, inference_context, packed_seq_params)
+    hidden = outputs[0] if outputs[0] is not None else self.decoder.input_tensor
+    mask = local_padding_mask(self, padding_mask, packed_seq_params, hidden)
+    return (*outputs[:5], mask, *outputs[6:])
 
 
-def split_hybrid_padding_mask(forward: Function) -> Function:
+@around
+def split_hybrid_padding_mask(
+    forward: Function, self: Any, input_ids: Any, *inputs: Any, **options: Any
+) -> Any:
     """Split the padding mask of a hybrid like its hidden states, and pass it to its multi-token prediction."""
-
-    @functools.wraps(forward)
-    def patched(self: Any, input_ids: Any, *inputs: Any, **options: Any) -> Any:
-        hidden = options.get("decoder_input")
-        if not self.pre_process:
-            hidden = self.decoder.input_tensor
-        options["padding_mask"] = mask = local_padding_mask(
-            self, options.get("padding_mask"), options.get("packed_seq_params"), hidden, input_ids=input_ids
-        )
-        if (ahead := getattr(self, "mtp", None)) is not None:
-            ahead._padding_mask = mask
-        try:
-            return forward(self, input_ids, *inputs, **options)
-        finally:
-            if ahead is not None:
-                ahead._padding_mask = None
-
-    return patched
+    hidden = options.get("decoder_input")
+    if not self.pre_process:
+        hidden = self.decoder.input_tensor
+    options["padding_mask"] = mask = local_padding_mask(
+        self, options.get("padding_mask"), options.get("packed_seq_params"), hidden, input_ids=input_ids
+    )
+    if (ahead := getattr(self, "mtp", None)) is not None:
+        ahead._padding_mask = mask
+    try:
+        return forward(self, input_ids, *inputs, **options)
+    finally:
+        if ahead is not None:
+            ahead._padding_mask = None
 
 
-def pass_hybrid_padding_mask(forward: Function) -> Function:
+@around
+def pass_hybrid_padding_mask(forward: Function, self: Any, *inputs: Any, **options: Any) -> Any:
     """Pass the padding mask of a hybrid to the layers of multi-token prediction."""
-
-    @functools.wraps(forward)
-    def patched(self: Any, *inputs: Any, **options: Any) -> Any:
-        if options.get("padding_mask") is None and len(inputs) < 5:
-            options["padding_mask"] = getattr(self, "_padding_mask", None)
-        return forward(self, *inputs, **options)
-
-    return patched
+    if options.get("padding_mask") is None and len(inputs) < 5:
+        options["padding_mask"] = getattr(self, "_padding_mask", None)
+    return forward(self, *inputs, **options)
 
 
 def local_padding_mask(
@@ -263,36 +238,37 @@ def _padding_of_chunk(state: Any) -> Any:
     return None if mask is None else mask.transpose(0, 1)
 
 
-def roll_padding_mask(get_embeddings: Function) -> Function:
+@around
+def roll_padding_mask(
+    get_embeddings: Function,
+    self: Any,
+    *inputs: Any,
+    padding_mask: Any = None,
+    packed_seq_params: Any = None,
+    **options: Any,
+) -> Any:
     """Roll the padding mask of multi-token prediction over the complete sequence; what is rolled in is padding."""
+    import torch
 
-    @functools.wraps(get_embeddings)
-    def patched(
-        self: Any, *inputs: Any, padding_mask: Any = None, packed_seq_params: Any = None, **options: Any
-    ) -> Any:
-        import torch
-
-        ids, positions, _, decoder_input, hidden = get_embeddings(
-            self, *inputs, packed_seq_params=packed_seq_params, **options
-        )
-        if padding_mask is None:
-            return ids, positions, None, decoder_input, hidden
-        group, rows = self.tp_group, ids.shape[0]
-        valid = (~padding_mask[:rows]).to(torch.uint8)
-        split = self.config.sequence_parallel and group.size() > 1
-        if split:
-            parts = [torch.empty_like(valid) for _ in range(group.size())]
-            torch.distributed.all_gather(parts, valid.contiguous(), group=group)
-            valid = torch.cat(parts, dim=-1)
-        valid, _ = get_embeddings.__globals__["roll_tensor"](
-            valid, shifts=-1, dims=-1, cp_group=self.cp_group, packed_seq_params=packed_seq_params
-        )
-        if split:
-            valid = valid.chunk(group.size(), dim=-1)[group.rank()]
-        mask = torch.cat([valid == 0, padding_mask[rows:]])
-        return ids, positions, mask, decoder_input, hidden
-
-    return patched
+    ids, positions, _, decoder_input, hidden = get_embeddings(
+        self, *inputs, packed_seq_params=packed_seq_params, **options
+    )
+    if padding_mask is None:
+        return ids, positions, None, decoder_input, hidden
+    group, rows = self.tp_group, ids.shape[0]
+    valid = (~padding_mask[:rows]).to(torch.uint8)
+    split = self.config.sequence_parallel and group.size() > 1
+    if split:
+        parts = [torch.empty_like(valid) for _ in range(group.size())]
+        torch.distributed.all_gather(parts, valid.contiguous(), group=group)
+        valid = torch.cat(parts, dim=-1)
+    valid, _ = get_embeddings.__globals__["roll_tensor"](
+        valid, shifts=-1, dims=-1, cp_group=self.cp_group, packed_seq_params=packed_seq_params
+    )
+    if split:
+        valid = valid.chunk(group.size(), dim=-1)[group.rank()]
+    mask = torch.cat([valid == 0, padding_mask[rows:]])
+    return ids, positions, mask, decoder_input, hidden
 
 
 def _too_few_tokens(settings: Settings) -> bool:

@@ -1,9 +1,8 @@
 """Faults of multi-token prediction: the scale of its loss, and the loss that is logged."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch
+from mb_guard.fault import Fault, Function, Patch, around
 from mb_guard.faults.rewriting import rewritten
 from mb_guard.faults.step_tokens import COUNT_TOKENS_FIRST, current_step
 
@@ -68,31 +67,25 @@ def log_sums(process_mtp_loss: Function) -> Function:
     )
 
 
-def mean_over_labels(reduce: Function) -> Function:
+@around
+def mean_over_labels(
+    reduce: Function,
+) -> None:
     """Divide the losses of a step by its labels over all ranks, as the loss of the main model is logged."""
-
-    @functools.wraps(reduce)
-    def patched() -> None:
-        reduce()
-        tracker = reduce.__globals__["MTPLossLoggingHelper"].tracker
-        if "loss_values" not in tracker:
-            return
-        # Megatron averages the losses over these ranks, and sums the labels: undo the average.
-        group = tracker.get("avg_group")
-        ranks = 1 if group is None else group.size()
-        tracker["loss_values"].mul_(ranks).div_(tracker["total_values"].clamp(min=1))
-
-    return patched
+    reduce()
+    tracker = reduce.__globals__["MTPLossLoggingHelper"].tracker
+    if "loss_values" not in tracker:
+        return
+    # Megatron averages the losses over these ranks, and sums the labels: undo the average.
+    group = tracker.get("avg_group")
+    ranks = 1 if group is None else group.size()
+    tracker["loss_values"].mul_(ranks).div_(tracker["total_values"].clamp(min=1))
 
 
-def without_scale(track: Function) -> Function:
+@around
+def without_scale(track: Function, loss_scale: float, *inputs: Any, **options: Any) -> Any:
     """Ignore the scale 1 / microbatches of the logged losses: `mean_over_labels` has divided them already."""
-
-    @functools.wraps(track)
-    def patched(loss_scale: float, *inputs: Any, **options: Any) -> Any:
-        return track(1.0, *inputs, **options)
-
-    return patched
+    return track(1.0, *inputs, **options)
 
 
 def _patch_loss(wrap: Function) -> Patch:

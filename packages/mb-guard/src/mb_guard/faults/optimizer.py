@@ -9,7 +9,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 
 _TEST = "packages/mb-guard/tests/test_optimizer.py"
 _SILENT_DIVERGENCE = (
@@ -38,35 +38,27 @@ def allocate_optimizer_state(state_dict: Function) -> Function:
     return patched
 
 
-def separate_step_tensors(load_state_dict: Function) -> Function:
+@around
+def separate_step_tensors(load_state_dict: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Give each parameter a separate step tensor after loading."""
-
-    @functools.wraps(load_state_dict)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = load_state_dict(self, *args, **kwargs)
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                state["step"] = state["step"].clone()
-        return loaded
-
-    return patched
+    loaded = load_state_dict(self, *args, **kwargs)
+    for state in self.optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"].clone()
+    return loaded
 
 
-def exclude_step_tensor(set_states: Function) -> Function:
+@around
+def exclude_step_tensor(set_states: Function, self: Any, model_param: Any, *args: Any, **kwargs: Any) -> Any:
     """Exclude the step from the tensors that are loaded per parameter."""
-
-    @functools.wraps(set_states)
-    def patched(self: Any, model_param: Any, *args: Any, **kwargs: Any) -> Any:
-        group, order = self.model_param_group_index_map[model_param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        step = state.pop("step", None)
-        try:
-            return set_states(self, model_param, *args, **kwargs)
-        finally:
-            if step is not None:
-                state["step"] = step
-
-    return patched
+    group, order = self.model_param_group_index_map[model_param]
+    state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+    step = state.pop("step", None)
+    try:
+        return set_states(self, model_param, *args, **kwargs)
+    finally:
+        if step is not None:
+            state["step"] = step
 
 
 def load_without_grad(set_states: Function) -> Function:

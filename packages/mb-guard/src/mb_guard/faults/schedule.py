@@ -1,9 +1,8 @@
 """Faults of `OptimizerParamScheduler` when it loads a checkpoint."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 
 _MODULE = "megatron.core.optimizer_param_scheduler"
 _WSD = ("lr_wsd_decay_style", "wsd_decay_steps")
@@ -12,66 +11,44 @@ _BOUNDS = ("max_lr", "min_lr", "start_wd", "end_wd")
 """Settings of a parameter group that bound its schedule."""
 
 
-def apply_after_all_is_restored(load_state_dict: Function) -> Function:
+@around
+def apply_after_all_is_restored(load_state_dict: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Write learning rate and weight decay to the groups after both schedules are restored, at the stored step."""
-
-    @functools.wraps(load_state_dict)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.num_steps = 0  # the original adds the stored steps
-        load_state_dict(self, *args, **kwargs)
-        self.step(increment=0)
-
-    return patched
+    self.num_steps = 0  # the original adds the stored steps
+    load_state_dict(self, *args, **kwargs)
+    self.step(increment=0)
 
 
-def store_decay_phase(state_dict: Function) -> Function:
+@around
+def store_decay_phase(state_dict: Function, self: Any) -> dict[str, Any]:
     """Store the settings of the decay phase."""
-
-    @functools.wraps(state_dict)
-    def patched(self: Any) -> dict[str, Any]:
-        return {**state_dict(self), **{name: getattr(self, name) for name in _WSD}}
-
-    return patched
+    return {**state_dict(self), **{name: getattr(self, name) for name in _WSD}}
 
 
-def restore_decay_phase(load_state_dict: Function) -> Function:
+@around
+def restore_decay_phase(load_state_dict: Function, self: Any, state_dict: Any) -> None:
     """Restore the settings of the decay phase if the stored schedule applies; older checkpoints lack them."""
-
-    @functools.wraps(load_state_dict)
-    def patched(self: Any, state_dict: Any) -> None:
-        if self.use_checkpoint_opt_param_scheduler and not self.override_opt_param_scheduler:
-            for name in _WSD:
-                setattr(self, name, state_dict.get(name, getattr(self, name)))
-        load_state_dict(self, state_dict)
-
-    return patched
+    if self.use_checkpoint_opt_param_scheduler and not self.override_opt_param_scheduler:
+        for name in _WSD:
+            setattr(self, name, state_dict.get(name, getattr(self, name)))
+    load_state_dict(self, state_dict)
 
 
-def remember_bounds(init: Function) -> Function:
+@around
+def remember_bounds(init: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Remember the configured bounds of each parameter group; a load of the optimizer replaces them."""
-
-    @functools.wraps(init)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        groups = self.optimizer.param_groups
-        self.configured_bounds = [
-            {name: group[name] for name in _BOUNDS if name in group} for group in groups
-        ]
-
-    return patched
+    init(self, *args, **kwargs)
+    groups = self.optimizer.param_groups
+    self.configured_bounds = [{name: group[name] for name in _BOUNDS if name in group} for group in groups]
 
 
-def configured_bounds(load_state_dict: Function) -> Function:
+@around
+def configured_bounds(load_state_dict: Function, self: Any, state_dict: Any) -> None:
     """Take the configured bounds of each parameter group where the configured schedule applies."""
-
-    @functools.wraps(load_state_dict)
-    def patched(self: Any, state_dict: Any) -> None:
-        if self.override_opt_param_scheduler:
-            for group, bounds in zip(self.optimizer.param_groups, self.configured_bounds, strict=True):
-                group.update(bounds)
-        load_state_dict(self, state_dict)
-
-    return patched
+    if self.override_opt_param_scheduler:
+        for group, bounds in zip(self.optimizer.param_groups, self.configured_bounds, strict=True):
+            group.update(bounds)
+    load_state_dict(self, state_dict)
 
 
 def _patch(wrap: Any, target: str, source: str) -> Patch:

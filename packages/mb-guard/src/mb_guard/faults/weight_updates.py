@@ -1,30 +1,23 @@
 """Faults of the update of weights: Muon under tensor parallelism, weight decay of embeddings, clipping of queries."""
 
-import functools
 from typing import Any
 
-from mb_guard.fault import Fault, Function, Patch, Settings
+from mb_guard.fault import Fault, Function, Patch, Settings, around
 
 _TESTS = "packages/mb-guard/tests/test_weight_updates.py"
 _DEFAULT_INIT_STD = 0.02
 
 
-def clip_own_heads(clip: Function) -> Function:
+@around
+def clip_own_heads(clip: Function, self: Any, weight: Any) -> Any:
     """Divide the weight of this rank into the query groups of this rank, not into those of all ranks."""
-
-    @functools.wraps(clip)
-    def patched(self: Any, weight: Any) -> Any:
-        complete = self.query_projection_size, self.kv_projection_size
-        self.query_projection_size = (
-            self.hidden_size_per_attention_head * self.num_attention_heads_per_partition
-        )
-        self.kv_projection_size = self.hidden_size_per_attention_head * self.num_query_groups_per_partition
-        try:
-            return clip(self, weight)
-        finally:
-            self.query_projection_size, self.kv_projection_size = complete
-
-    return patched
+    complete = self.query_projection_size, self.kv_projection_size
+    self.query_projection_size = self.hidden_size_per_attention_head * self.num_attention_heads_per_partition
+    self.kv_projection_size = self.hidden_size_per_attention_head * self.num_query_groups_per_partition
+    try:
+        return clip(self, weight)
+    finally:
+        self.query_projection_size, self.kv_projection_size = complete
 
 
 def _depends_on_tensor_parallelism(settings: Settings) -> bool:

@@ -4,14 +4,12 @@ Stateless integer arithmetic: the batch of a step is a function of the samples c
 needs only that counter.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 
 from mb_loop.errors import LoopError
+from mb_schema.batch_stages import BatchStage, growing_stages, scheduled_stages
 
 
 class BatchSizeError(LoopError, ValueError):
@@ -97,7 +95,7 @@ class BatchPlan:
     ) -> "BatchPlan":
         """Plan a constant batch size, a ramp-up (`rampup_batch_size=[first, increment, samples]`), or a step schedule.
 
-        A schedule such as "0:768 250B:1536" replaces `global_batch_size`; see `parse_schedule`.
+        A schedule such as "0:768 250B:1536" replaces `global_batch_size`; see `mb_schema.batch_stages`.
 
         Raises:
             BatchSizeError: a size that will occur is not divisible, the ramp-up does not end at the global batch size,
@@ -110,7 +108,7 @@ class BatchPlan:
                     f"{rampup_batch_size}, decrease_batch_size_if_needed={decrease_batch_size_if_needed}; the schedule "
                     "defines every size itself. Leave the other two out."
                 )
-            stages = parse_schedule(step_batch_size_schedule, seq_length=seq_length)
+            stages = _scheduled(step_batch_size_schedule, seq_length=seq_length)
         else:
             stages = _ramp(global_batch_size, rampup_batch_size)
         sizes = tuple(size for _, size in stages)
@@ -132,69 +130,27 @@ class BatchPlan:
         return self.batches[self.sizes[bisect_right(self.thresholds, consumed_samples) - 1]]
 
 
-def parse_schedule(text: str, *, seq_length: int | None = None) -> tuple[tuple[int, int], ...]:
-    """Return the (threshold in samples, global batch size) pairs of a step schedule.
-
-    The text consists of pairs "threshold:size", separated by spaces or commas; K, M, B, T are powers of a thousand.
-    With a sequence length, thresholds are tokens and are converted to samples by integer division; without, they are
-    samples.
-
-    Raises:
-        BatchSizeError: a pair cannot be parsed, a size is not whole, the first threshold is not 0, or thresholds do not
-            increase.
-    """
-    where = f"train.step_batch_size_schedule: {text!r}"
-    pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
-    if not pairs or None in pairs:
-        raise BatchSizeError(f"{where}: is not a list of threshold:size. Write it like '0:768 250B:1536'.")
-    stages = tuple(
-        (int(_amount(pair, "threshold") // (seq_length or 1)), int(_amount(pair, "size")))
-        for pair in pairs
-        if pair
-    )
-    fractions = [pair[0] for pair in pairs if pair and _amount(pair, "size").denominator > 1]
-    if fractions:
+def _scheduled(text: str, *, seq_length: int | None) -> tuple[BatchStage, ...]:
+    try:
+        return scheduled_stages(text, seq_length=seq_length)
+    except ValueError as error:
         raise BatchSizeError(
-            f"{where}: has a size that is not whole in {fractions[0]!r}. Use a whole number."
-        )
-    thresholds = [threshold for threshold, _ in stages]
-    rising = all(low < high for low, high in pairwise(thresholds))
-    if thresholds[0] != 0 or not rising or min(size for _, size in stages) < 1:
-        raise BatchSizeError(
-            f"{where}: gives sizes from {list(stages)} (samples, size); the first must start at 0, and each "
-            "after the previous one, with a positive size. Correct the thresholds."
-        )
-    return stages
+            f"train.step_batch_size_schedule: {error}. Write it like '0:768 250B:1536'."
+        ) from error
 
 
-_PAIR = re.compile(
-    r"(?P<threshold>\d+(?:\.\d+)?)(?P<threshold_unit>[KMBT]?):(?P<size>\d+(?:\.\d+)?)(?P<size_unit>[KMBT]?)",
-    re.IGNORECASE,
-)
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-
-def _amount(pair: re.Match[str], name: str) -> Fraction:
-    return Fraction(pair[name]) * _UNITS[pair[f"{name}_unit"].upper()]
-
-
-def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[tuple[int, int], ...]:
-    """Return the stages of Megatron's ramp-up: n increments over S samples, one every S/n samples."""
+def _ramp(global_batch_size: int, rampup: Sequence[int] | None) -> tuple[BatchStage, ...]:
     if rampup is None:
-        return ((0, global_batch_size),)
+        return (BatchStage(0, global_batch_size),)
     where = f"train.rampup_batch_size: {list(rampup)} with global_batch_size={global_batch_size}"
     if len(rampup) != 3 or min(rampup) < 1:
         raise BatchSizeError(
             f"{where}: needs three positive numbers. Give [first batch, increment, samples]."
         )
-    first, increment, samples = rampup
+    first, increment, _ = rampup
     if first > global_batch_size or (global_batch_size - first) % increment:
         raise BatchSizeError(
             f"{where}: increments of {increment} from {first} do not end at {global_batch_size}. "
             "Choose a first batch and an increment that reach the global batch exactly."
         )
-    increments = (global_batch_size - first) // increment
-    return tuple(
-        (-(-number * samples // max(increments, 1)), first + number * increment)
-        for number in range(increments + 1)
-    )
+    return growing_stages(rampup, global_batch_size=global_batch_size)

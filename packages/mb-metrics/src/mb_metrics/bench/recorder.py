@@ -17,6 +17,7 @@ from mb_metrics.bench.kernels import WAITS
 from mb_metrics.bench.result import BenchResult
 from mb_metrics.recorder.clock import DeviceTimer
 from mb_metrics.recorder.interval import sum_if_known
+from mb_metrics.recorder.reductions import own_rank
 from mb_metrics.run.recorders import device_peak_tflops
 from mb_metrics.run.training_context import MetricsContext
 from mb_schema.files import write_atomically
@@ -59,8 +60,7 @@ class BenchRecorder:
         if result is not None and measured <= self.steps:
             self._keep(result, measured=measured > 0)
         if measured == self.steps and self.profiled:
-            first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-            self._counter = CallCounter(trace=self.trace if first else None)
+            self._counter = CallCounter(trace=self.trace if own_rank() == 0 else None)
             self._counter.__enter__()
 
     def on_train_start(self, context: MetricsContext) -> None:
@@ -75,7 +75,7 @@ class BenchRecorder:
         if len(self._marks) <= self.steps:
             return
         result = self._result(context)
-        if result.world_size == 1 or dist.get_rank() == result.world_size - 1:
+        if own_rank() == result.world_size - 1:
             write_atomically(self.target, json.dumps(result.to_dict()))
 
     def _keep(self, result: Any, *, measured: bool) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
 from mb_metrics.profiling.config import ProfilingConfig, TensorInspectConfig
@@ -23,6 +22,7 @@ from mb_metrics.profiling.window import (
     StepRanges,
     is_profiled,
 )
+from mb_metrics.recorder.reductions import own_rank
 
 _logger = logging.getLogger(__name__)
 
@@ -117,11 +117,11 @@ def start_memory_history_recording(
         rank: Rank of this process; None: the rank of torch.distributed, or 0.
         recorder: Recorder of the memory history; None: torch's allocator.
     """
-    own_rank = _own_rank() if rank is None else rank
+    rank = own_rank() if rank is None else rank
     if (
         profiling is None
         or not profiling.record_memory_history
-        or not is_profiled(profiling.profile_ranks, own_rank)
+        or not is_profiled(profiling.profile_ranks, rank)
     ):
         return None
     if recorder is None and not torch.cuda.is_available():
@@ -129,9 +129,7 @@ def start_memory_history_recording(
             "profiling.record_memory_history: no GPU is available, so no memory history is recorded"
         )
         return None
-    snapshot = MemorySnapshot(
-        recorder or TorchMemoryRecorder(), profiling.memory_snapshot_path, rank=own_rank
-    )
+    snapshot = MemorySnapshot(recorder or TorchMemoryRecorder(), profiling.memory_snapshot_path, rank=rank)
     snapshot.start()
     return snapshot
 
@@ -153,15 +151,15 @@ def build_profiling(
         rank: Rank of this process; None: the rank of torch.distributed, or 0.
         memory: Return value of `start_memory_history_recording`.
     """
-    own_rank = _own_rank() if rank is None else rank
+    rank = own_rank() if rank is None else rank
     profilers: list[StepProfiler] = []
     if settings.use_pytorch_profiler:
-        profilers.append(TorchTrace(settings, folder=Path(folder), rank=own_rank))
+        profilers.append(TorchTrace(settings, folder=Path(folder), rank=rank))
     if settings.use_nsys_profiler or settings.nvtx_ranges:
         profilers.extend(_nsys(settings))
     if memory is not None:
         profilers.append(memory)
-    return ProfilingCallback(settings, profilers, rank=own_rank)
+    return ProfilingCallback(settings, profilers, rank=rank)
 
 
 def _nsys(settings: ProfilingConfig) -> list[StepProfiler]:
@@ -177,10 +175,6 @@ def _nsys(settings: ProfilingConfig) -> list[StepProfiler]:
     if settings.nvtx_ranges:
         profilers.append(StepRanges(torch.cuda.nvtx))
     return profilers
-
-
-def _own_rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

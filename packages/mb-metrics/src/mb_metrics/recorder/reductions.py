@@ -1,10 +1,15 @@
-"""Reductions of single values over ranks: maximum and logical and. Adapter for torch."""
+"""Rank of this process, and reductions of single values over ranks: maximum and logical and. Adapter for torch."""
 
 import math
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+
+
+def own_rank() -> int:
+    """Return the rank of this process in the default process group; 0 without one."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def is_alone(group: ProcessGroup | None) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mb_metrics import names
@@ -24,7 +23,12 @@ from mb_metrics.recorder.memory import (
     theoretical_memory_line,
     weight_and_optimizer_bytes,
 )
-from mb_metrics.recorder.reductions import device_of, is_alone, reduce_max_stat_across_model_parallel_group
+from mb_metrics.recorder.reductions import (
+    device_of,
+    is_alone,
+    own_rank,
+    reduce_max_stat_across_model_parallel_group,
+)
 from mb_metrics.run.training_context import TrainCounters
 
 ADVANCED, SKIPPED, NAN = "advanced iterations", "skipped iterations", "nan iterations"
@@ -277,8 +281,7 @@ def _print_memory(
     batch: int,
     seq_length: int | None,
 ) -> None:
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    if rank == 0:
+    if own_rank() == 0:
         activations = None
         if seq_length is not None:
             activations = activation_bytes(
@@ -291,7 +294,7 @@ def _print_memory(
     data_parallel = first_group(groups, "dp")
     report = report_memory(config.logger.memory_keys)
     if report and (is_alone(data_parallel) or data_parallel.rank() == 0):
-        print_line(memory_line(report, rank=rank, steps=step))
+        print_line(memory_line(report, rank=own_rank(), steps=step))
 
 
 def _weights(model: Sequence[Any], groups: Any) -> float:

@@ -14,6 +14,7 @@ from mb_metrics.recorder.memory import (
     theoretical_memory_line,
     weight_and_optimizer_bytes,
 )
+from mb_metrics.recorder.reductions import own_rank
 from mb_metrics.run.sections import MeasuredModel, MetricsSettings
 from mb_metrics.run.training_context import MetricsContext, RankGroup
 
@@ -91,8 +92,7 @@ class MemoryReport:
         )
         report = report_memory(self._memory_keys)
         if report and self._data_parallel_group.rank() == 0:
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            self._print_line(memory_line(report, rank=rank, steps=result.step))
+            self._print_line(memory_line(report, rank=own_rank(), steps=result.step))
 
     def _largest_weight_bytes(self) -> float:
         """Return the maximum over all ranks; synchronizes with the device if there are several."""

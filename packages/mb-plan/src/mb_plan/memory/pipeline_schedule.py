@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from mb_plan.shape.fields import read_field
+from mb_schema.batch_stages import scheduled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,10 @@ def batch_sizes(train: object) -> tuple[int, ...]:
     """
     text, last = read_field(train, "step_batch_size_schedule"), read_field(train, "global_batch_size")
     if text is not None:
-        return _scheduled_sizes(text)
+        try:
+            return tuple(stage.size for stage in scheduled_stages(text))
+        except ValueError:  # reported by a rule
+            return ()
     ramp = read_field(train, "rampup_batch_size")
     if not last:
         return ()
@@ -114,16 +116,3 @@ def count_microbatches(
     ):
         return None
     return global_batch // (micro_batch * data_parallel)
-
-
-_SIZE = re.compile(r"\d+(?:\.\d+)?[KMBT]?:(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
-"""Entry of a schedule, such as "1.5B:2K": from 1.5 billion tokens on, batches of 2,000 sequences."""
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-"""Suffix of a number to its factor."""
-
-
-def _scheduled_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of a schedule "threshold:size ...", or () if it is none."""
-    entries = [_SIZE.fullmatch(entry) for entry in text.replace(",", " ").split()]
-    sizes = tuple(int(Fraction(entry[1]) * UNITS[entry[2].upper()]) for entry in entries if entry)
-    return sizes if len(sizes) == len(entries) and all(sizes) else ()

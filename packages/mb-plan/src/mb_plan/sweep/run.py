@@ -18,7 +18,7 @@ from math import ceil
 from typing import Any, Literal
 
 from mb_plan.errors import ModelFileError, PlanError
-from mb_plan.memory.pipeline_schedule import UNITS, batch_sizes
+from mb_plan.memory.pipeline_schedule import batch_sizes
 from mb_plan.memory.resource_plan import ResourcePlan, make_plan
 from mb_plan.shape.fields import read_field
 from mb_plan.shape.model_shape import read_shape
@@ -28,6 +28,7 @@ from mb_plan.sweep.layouts import layout_axes
 from mb_plan.sweep.points import SweptPoint, best_points
 from mb_plan.time.gpus import GPU_SPEEDS
 from mb_plan.time.prediction import try_predict
+from mb_schema.batch_stages import UNITS
 from mb_schema.gpu_names import find_short_name
 
 Precision = Literal["bf16", "fp8", "fp4"]

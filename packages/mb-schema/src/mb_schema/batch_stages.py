@@ -9,6 +9,13 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+_PAIR = re.compile(
+    r"(?P<threshold>\d+(?:\.\d+)?)(?P<threshold_unit>[KMBT]?):(?P<size>\d+(?:\.\d+)?)(?P<size_unit>[KMBT]?)",
+    re.IGNORECASE,
+)
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Suffix of a number -> its factor."""
+
 
 class BatchStage(NamedTuple):
     """A batch size and the position in the data at which it starts."""
@@ -27,13 +34,16 @@ def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Batch
     by integer division; without one they are sequences.
 
     Raises:
-        ValueError: If the text cannot be parsed, does not begin at 0, or its thresholds do not increase.
+        ValueError: If the text cannot be parsed, a size is not whole, the first threshold is not 0, or thresholds do not increase.
     """
     pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
     if not pairs or None in pairs:
         raise ValueError(f"{text!r} is not a list of threshold:size")
+    fractions = [pair[0] for pair in pairs if pair and _number(pair, "size").denominator > 1]
+    if fractions:
+        raise ValueError(f"{text!r} has a size that is not whole in {fractions[0]!r}")
     stages = tuple(
-        BatchStage(_number(pair, "threshold") // (seq_length or 1), _number(pair, "size"))
+        BatchStage(int(_number(pair, "threshold") // (seq_length or 1)), int(_number(pair, "size")))
         for pair in pairs
         if pair
     )
@@ -48,7 +58,7 @@ def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Batch
     return stages
 
 
-def growing_stages(ramp: list[int], *, global_batch_size: int) -> tuple[BatchStage, ...]:
+def growing_stages(ramp: Sequence[int], *, global_batch_size: int) -> tuple[BatchStage, ...]:
     """Return the stages of `rampup_batch_size` [first, increment, S]: n increments, one after every S / n sequences."""
     first, increment, length = ramp
     blocks = (global_batch_size - first) // increment
@@ -80,12 +90,5 @@ def steps_within(sequences: int, stages: Sequence[BatchStage]) -> int:
     return bisect_right(range(1, sequences + 1), sequences, key=lambda steps: sequences_in(steps, stages))
 
 
-_PAIR = re.compile(
-    r"(?P<threshold>\d+(?:\.\d+)?)(?P<threshold_unit>[KMBT]?):(?P<size>\d+(?:\.\d+)?)(?P<size_unit>[KMBT]?)",
-    re.IGNORECASE,
-)
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-
-def _number(pair: re.Match[str], name: str) -> int:
-    return int(Fraction(pair[name]) * _UNITS[pair[f"{name}_unit"].upper()])
+def _number(pair: re.Match[str], name: str) -> Fraction:
+    return Fraction(pair[name]) * UNITS[pair[f"{name}_unit"].upper()]

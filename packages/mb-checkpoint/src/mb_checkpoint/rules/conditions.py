@@ -31,7 +31,7 @@ MIN_NVRX = (0, 3)
 MIN_TORCH = (2, 8)
 """Minimum torch version: that of `torch` in pyproject.toml, the lowest with which loading is tested."""
 
-INCOMPATIBLE_NVRX = {
+INCOMPATIBLE_NVRX: dict[tuple[int, ...], str] = {
     (0, 4): "Megatron Core reads its __version__ while it is imported, which it lacks",
     (
         0,

@@ -188,7 +188,7 @@ class TestStaleRecord:
         assert found == {"the same": True, "none": False, "reads nothing": True, "rank 0 has none": False}
 
     def test_no_record_in_a_folder_that_cannot_be_written(self, pairs, tmp_path, monkeypatch):
-        def write_text(path, text):
+        def write_text(path, text, **encoding):
             raise PermissionError(path)
 
         with monkeypatch.context() as patch:

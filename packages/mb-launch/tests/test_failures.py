@@ -95,8 +95,8 @@ def test_a_report_without_a_launcher_is_printed(environment, capsys):
 def test_a_rank_that_is_ended_while_it_records_its_failure_has_recorded_none(tmp_path, monkeypatch):
     write_text = Path.write_text
 
-    def ended(path, text):
-        write_text(path, text[: len(text) // 2])
+    def ended(path, text, **encoding):
+        write_text(path, text[: len(text) // 2], **encoding)
         raise KeyboardInterrupt
 
     record_failure(FAILURE, {ERROR_FOLDER: str(tmp_path)})

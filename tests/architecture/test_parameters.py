@@ -39,6 +39,7 @@ ALLOWED = {
     "mb_checkpoint.megatron.torch_optimizer.TorchOptimizerState.sharded_state_dict.metadata": "of sharded ones",
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.args": "torch's signature; one index",
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; one index",
+    "mb_guard.faults.mtp.without_scale.loss_scale": "the original gets 1 in its place",
     "mb_guard.faults.transformer_engine.split_along_dim.missing": "the original is None",
     "mb_metrics.recorder.clock.HostTimer.ready.mark": "the host has reached every moment that it marked",
     "mb_checkpoint.manager.DefaultCheckpointManager.finalize_async_saves.state": f"{SEED}; the manager has the saves",

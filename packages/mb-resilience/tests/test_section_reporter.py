@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -204,10 +205,14 @@ def test_time_outs_of_another_format_are_reported_and_the_run_continues(tmp_path
     assert ["ft_state.json: contains no usable timeouts (" in text for text in logged] == [True]
 
 
-def test_file_that_cannot_be_written_does_not_end_the_run_and_the_old_one_remains(tmp_path):
+def full_disk(path, text, **encoding):
+    raise OSError(28, "No space left on device")
+
+
+def test_file_that_cannot_be_written_does_not_end_the_run_and_the_old_one_remains(tmp_path, monkeypatch):
     run(tmp_path, loaded=False, steps=0, saves=1)
     before = (tmp_path / "ft_state.json").read_text()
-    (tmp_path / "ft_state.json.part").mkdir()  # blocks the temporary file
+    monkeypatch.setattr(Path, "write_text", full_disk)
     logged = []
     assert run(tmp_path, loaded=True, steps=0, saves=1, log=logged.append)
     assert ["calculated timeouts are not stored" in text for text in logged] == [True, True]

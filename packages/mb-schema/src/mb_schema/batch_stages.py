@@ -34,7 +34,8 @@ def scheduled_stages(text: str, *, seq_length: int | None = None) -> tuple[Batch
     by integer division; without one they are sequences.
 
     Raises:
-        ValueError: If the text cannot be parsed, a size is not whole, the first threshold is not 0, or thresholds do not increase.
+        ValueError: The text cannot be parsed, a size is not whole, the first threshold is not 0, or thresholds do not
+            increase.
     """
     pairs = [_PAIR.fullmatch(word) for word in text.replace(",", " ").split()]
     if not pairs or None in pairs:

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+import mb_config.trainer_api
 import mb_data.trainer_api
-from mb_config.trainer_api import Json, message_of
+from mb_config.trainer_api import Json
 from mb_data.trainer_api import StepOptions, Workers
 from mb_data.trainer_api import app as mb_data_app
 from mb_schema.commands import CommandWithExample, common_options, exit_codes
@@ -26,7 +27,7 @@ def index(
     json: Json = False,
 ) -> None:
     """Build the corpus and the sample indices of a recipe."""
-    with exit_codes(message_of):
+    with exit_codes(mb_config.trainer_api.message_of):
         request = command("index_request").read_index_request(
             recipe or [], files=config or [], world_size=world_size
         )
@@ -37,7 +38,7 @@ def index(
 @common_options
 def at(options: StepOptions) -> None:
     """Print the data of one step of a run."""
-    with exit_codes(message_of):
+    with exit_codes(mb_config.trainer_api.message_of):
         position = mb_data.trainer_api.find_step(options.run, options.step)
         request = command("index_request").read_index_request([str(options.run / "run_config.yaml")])
         mb_data.trainer_api.print_step(options, position, request)

@@ -194,6 +194,7 @@ def test_a_line_for_a_shell_has_the_modules_in_double_quotes():
     line = shell_line(arguments(recompute_modules=["core_attn"], dataset_root="/my data"))
     assert '--recompute_modules "core_attn"' in line
     assert "--dataset_root '/my data'" in line
+    assert shell_line(["--recompute_modules", '$(a)`b`"\\']) == r'--recompute_modules "\$(a)\`b\`\"\\"'
 
 
 def test_secrets_are_masked():

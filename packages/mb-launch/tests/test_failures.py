@@ -131,6 +131,10 @@ def test_a_rank_that_the_launcher_terminated_is_not_the_cause(tmp_path):
     assert found.text == "rank 0: connection closed by peer"
 
 
+def test_a_signal_without_a_name_is_a_number():
+    assert first_failure(ended(r0=-40), []).text == "rank 0 was killed by signal 40"
+
+
 def test_an_exit_code_without_a_record_is_the_cause_of_recorded_failures():
     found = first_failure(ended(r0=1, r1=7), [LATER])
     assert (found.rank, found.text) == (1, "rank 1 ended with exit code 7, without an error")

@@ -116,6 +116,7 @@ def test_distance_is_at_least_the_difference_of_the_sizes(hidden_size, tp, cp, s
         ({"precision": "fp16"}, "'fp16' is unknown.*bf16 and fp8"),
         ({"gpu": "rtx"}, "gpu: 'rtx' is not a known GPU.*h100, .*gb300"),
         ({"tp": 0}, "tp: 0 is not a valid size"),
+        ({"tp": float("nan")}, "tp: nan is not a valid size"),
         ({"seq_length": -1}, "seq_length: -1 is not a valid size"),
     ],
 )

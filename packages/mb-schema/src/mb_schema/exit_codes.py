@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -33,6 +34,14 @@ def message_of(error: BaseException) -> tuple[str, int] | None:
             BAD_INPUT,
         )
     return None
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; most real-time signals have none, and are "signal 40"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def print_error(text: str, code: int) -> int:

@@ -4,7 +4,6 @@ import atexit
 import multiprocessing
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -15,6 +14,7 @@ from mb_checkpoint.save.spawn import ChildProcess, FreshInterpreter, fork
 from mb_checkpoint.save.staging_buffer import StagingBuffer
 from mb_checkpoint.save.worker import JobResult, WorkerSettings, WriteJob, WriterJob, serve
 from mb_checkpoint.save.writing import DataFile
+from mb_schema.exit_codes import signal_name
 
 STARTUP_SECONDS = 120.0
 """Time that a fresh interpreter may take to import torch on a busy machine."""
@@ -174,9 +174,7 @@ class BackgroundWriter:
             return "the writer process is gone"
         self._process.join(5.0)
         code = self._process.exitcode
-        how = (
-            f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        )
+        how = f"by {signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
         return f"the writer process died {how}"
 
     def _kill(self) -> None:

@@ -177,7 +177,8 @@ def _run_rank(spec: RankSpec, connection: object, output: int, errors: int, dump
 
 def _death(exit_code: int) -> str:
     if exit_code < 0:
-        return f"died of {signal.Signals(-exit_code).name}"
+        named = -exit_code in {*signal.Signals}  # most real-time signals have no name
+        return f"died of {signal.Signals(-exit_code).name if named else f'signal {-exit_code}'}"
     return f"ended its process with exit code {exit_code}"
 
 

@@ -1,5 +1,6 @@
 """Command line of Megatron-Bridge's `setup_experiment.py`, from CloudAI's arguments. The standard library only."""
 
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,7 +159,10 @@ def shell_line(parts: Sequence[str]) -> str:
     quoted = [shlex.quote(part) for part in parts]
     for position, part in enumerate(parts[:-1]):
         if part == "--recompute_modules":
-            quoted[position + 1] = f'"{parts[position + 1]}"'
+            text = re.sub(
+                r'([\\"$`])', r"\\\1", parts[position + 1]
+            )  # these keep their meaning in double quotes
+            quoted[position + 1] = f'"{text}"'
     return " ".join(quoted)
 
 

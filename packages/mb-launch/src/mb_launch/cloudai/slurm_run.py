@@ -3,6 +3,7 @@
 The arguments keep their meaning; the names on the right are those of Megatron-Bridge's configuration.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -213,8 +214,16 @@ def _overrides(name: str, value: object) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
+    """Return a value as the right side of an override, in Hydra's grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    text = str(value)
+    if not isinstance(value, str) or re.fullmatch(r"[\w./:+-]+", text):
+        return text
+    # within quotes, a backslash escapes a quote, and otherwise stands for itself
+    inner = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + (found[2] and "\\'"), text)
+    return f"'{inner}'"

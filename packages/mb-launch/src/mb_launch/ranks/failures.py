@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mb_launch.world import World, WorldError, read_world
+from mb_schema.exit_codes import signal_name
 from mb_schema.files import write_atomically
 
 ERROR_FOLDER = "MB_ERROR_FOLDER"
@@ -135,13 +136,13 @@ def first_failure(
         return replace(left, text=f"{left.text}{stderr_tail(logs, left.rank)}")
     for rank, process in ended.items():
         if process.exitcode < 0 and -process.exitcode not in FORWARDED_SIGNALS:
-            number = signal.Signals(-process.exitcode)
+            number = -process.exitcode
             reason = (
                 ": a file that it maps was cut short, or shared memory is full"
                 if number == signal.SIGBUS
                 else ""
             )
-            return _without_record(rank, f"was killed by {number.name}{reason}", logs)
+            return _without_record(rank, f"was killed by {signal_name(number)}{reason}", logs)
     exits = {rank: process.exitcode for rank, process in ended.items() if rank not in ranks_with_record}
     for rank, code in exits.items():
         if code > 0 and recorded:
@@ -151,8 +152,10 @@ def first_failure(
         return replace(first, text=f"rank {first.rank}: {first.text}")
     rank, code = next(iter(exits.items()))
     if code < 0:
-        name = signal.Signals(-code).name
-        what = f"was ended by {name}, which its launcher forwarded: it has no handler for it, or was still starting"
+        what = (
+            f"was ended by {signal_name(-code)}, which its launcher forwarded: it has no handler for it, or was still "
+            "starting"
+        )
         return _without_record(rank, what, logs)
     return _without_record(rank, f"ended with exit code {code}", logs)
 

@@ -88,7 +88,7 @@ def find_preset(
     gpu = short_name(gpu, GENERATIONS)
     sizes = dict(zip(_SIZES, (hidden_size, tp, cp, micro_batch_size, seq_length), strict=True))
     for name, size in sizes.items():
-        if size < 1:
+        if not size >= 1:  # NaN too
             raise ValueError(
                 f"{name}: {size} is not a valid size, because it is not positive. Set 1 or more."
             )

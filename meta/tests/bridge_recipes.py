@@ -47,6 +47,8 @@ OPEN = AutoBridge.from_hf_pretrained
 
 traced: dict[str, Any] = {}
 """Base and model of the recipe that runs."""
+traced_cached: dict[str, bool] = {}
+"""Model -> True if its config.json is in the cache of the hub."""
 
 
 def trace_base(name: str) -> Any:
@@ -78,7 +80,7 @@ def trace_model(name: str, **options: Any) -> Any:
         bridge: Any = OPEN(name, **options)
     except HuggingFaceError:
         bridge = _NotCached(str(name))
-    traced["cached"] = isinstance(bridge, AutoBridge)
+    traced["cached"] = traced_cached[str(name)] = isinstance(bridge, AutoBridge)
     build = bridge.to_megatron_provider
 
     def to_megatron_provider(**values: Any) -> Any:
@@ -181,6 +183,7 @@ def record(function: Any) -> tuple[dict[str, Any], Any]:
 def difference(entry: dict[str, Any], parent: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return an entry as the difference from another one."""
     found: dict[str, dict[str, Any]] = {}
+    left: list[str] = []
     for section in {**entry["settings"], **parent["settings"]}:
         mine, its = entry["settings"].get(section, {}), parent["settings"].get(section, {})
         if section in WHOLE:
@@ -189,7 +192,9 @@ def difference(entry: dict[str, Any], parent: dict[str, Any], config: Any) -> di
             continue
         changed = {name: value for name, value in mine.items() if name not in its or its[name] != value}
         whole = getattr(config, section)
-        for name in its.keys() - mine.keys():
+        if section == "model" and "hf" in entry and not traced_cached[entry["hf"]]:
+            left = sorted(its.keys() - mine.keys() - {*PATTERNS, "transformer"})
+        for name in its.keys() - mine.keys() - {*left}:
             value = getattr(whole, name) if name and is_dataclass(whole) else whole
             changed[name] = plain(value)
         if not is_dataclass(whole) and not isinstance(whole, Mapping) and its:
@@ -201,7 +206,7 @@ def difference(entry: dict[str, Any], parent: dict[str, Any], config: Any) -> di
         for key in ("hf", "provider", "adapters")
         if key in entry and entry[key] != parent.get(key)
     }
-    return {**rest, "settings": found}
+    return {**rest, **({"left": left} if left else {}), "settings": found}
 
 
 def length(value: Any) -> int:

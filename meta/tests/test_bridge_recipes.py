@@ -223,3 +223,8 @@ def test_overrides_have_the_names_of_megatron_bridge():
     assert config.model.transformer["moe_hybridep_pad_uneven_dispatch_inputs"] is True
     with pytest.raises(ConfigReadError, match=r"dataset.sequence_lenght: no such field; did you mean"):
         process_config_with_overrides(config, cli_overrides=["dataset.sequence_lenght=1"])
+
+
+def test_what_a_recipe_leaves_to_its_model_is_not_that_of_the_recipe_it_differs_from():
+    entry = entries()["nemotron_3_super_pretrain_config"]
+    assert not {"moe_grouped_gemm", "moe_permute_fusion"} & entry["settings"]["model"].keys()

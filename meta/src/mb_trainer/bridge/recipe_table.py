@@ -1,7 +1,8 @@
 """Recipe functions of Megatron-Bridge, made of the settings in recipes.json. No torch.
 
 An entry is the name of a base and of a model, and the settings of each section; `of` names the earlier recipe from
-which it differs. `meta/tests/bridge_recipes.py` writes the file.
+which it differs, and `left` the fields of the model that the earlier one sets and this one leaves to the config.json.
+`meta/tests/bridge_recipes.py` writes the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,6 +46,14 @@ def in_full(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
         for section, values in entry["settings"].items():
             is_whole = section in WHOLE or "" in values
             sections[section] = values if is_whole else sections.get(section, {}) | values
+        if "left" in entry:
+            own = entry["settings"].get("model", {})
+            kept = {
+                key: value
+                for key, value in sections["model"].items()
+                if key in own or key not in entry["left"]
+            }
+            sections["model"] = kept
         found[name] = {**parent, **entry, "settings": sections}
     return found
 

@@ -30,6 +30,7 @@ COUNTED = [
     *((MODERN, name) for name in SECTIONS),
     (MLA, "output of attention"),
     (MOE, "lora"),
+    ({**MOE, "moe_grouped_gemm": True}, "lora"),
     (SHARED, "canonical"),
     (DENSE, "last layer"),
 ]
@@ -45,7 +46,7 @@ def test_operations_are_those_that_torch_counts(model, section):
         positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             chunk(tokens, positions, None, labels=tokens).sum().backward()
-    adapters, shape = read_adapters(section), read_shape(model)
+    adapters, shape = read_adapters(section, model), read_shape(model)
     parts = flops_per_token(shape, seq_length=LENGTH, adapters=adapters)
     parts["attention_core"] *= 2  # torch counts the masked scores as well
     counted = counter.get_total_flops() / (BATCH * LENGTH)
@@ -62,6 +63,7 @@ BUILT = {
     "canonical, tp2 pp2": ({**MODERN, TP: 2, PP: 2}, "canonical", 4),
     "dora, tp2 sequence parallel": ({**MODERN, **SP, TP: 2}, "dora", 2),
     "experts ep2 tp2": ({**MOE, **SP, TP: 2, EP: 2, ETP: 1}, "lora", 2),
+    "grouped experts ep2 tp2": ({**MOE, **SP, "moe_grouped_gemm": True, TP: 2, EP: 2, ETP: 1}, "lora", 2),
 }
 
 

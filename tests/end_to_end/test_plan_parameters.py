@@ -305,6 +305,7 @@ METHODS = {
     "experts of lower rank": LoRA(dim=4, normalize_moe_lora=True),
     "canonical": CanonicalLoRA(dim=4),
     "dora of all but one": DoRA(dim=4, target_modules=[], exclude_modules=["linear_fc2"]),
+    "each expert": LoRA(dim=4, share_expert_adapters=False),
 }
 GPTS = (
     "grouped queries tp2 pp2 vp2 sequence parallel",
@@ -356,8 +357,10 @@ def rank_of_image_model(model, groups, rank):
     return what_sees(MimoModelConfig(**model), rank)
 
 
+GROUPED = ("experts tp2 ep4 etp2 pp2", "shared experts tp2 ep2 etp1", "experts behind latent projections tp2")
 KINDS = {
     **{name: (LAYOUTS[name], rank_of_gpt) for name in GPTS},
+    **{f"{name}, grouped": ({**LAYOUTS[name], "moe_grouped_gemm": True}, rank_of_gpt) for name in GROUPED},
     **{
         f"hybrid, {name}": (
             {**HYBRIDS[name], "num_layers": len(layers_of(HYBRIDS[name]["hybrid_layer_pattern"]))},

@@ -41,6 +41,13 @@ def four_ranks():
 
 
 @pytest.fixture(scope="module")
+def one_rank():
+    """Yield a pool of one rank, for functions of the test modules."""
+    with mb_host.RankPool(1, imports=IMPORTS) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
 def pool():
     """Yield a pool of two ranks, for functions of the test modules."""
     with mb_host.RankPool(2, imports=IMPORTS) as ranks:

@@ -70,3 +70,41 @@ def adapters_on_this_rank(settings, targets, folder=None):
         chunks[0].load_state_dict(dist_checkpointing.load(chunks[0].sharded_state_dict(), folder))
         assert all(torch.equal(value, before[name]) for name, value in chunks[0].named_parameters())
     return [name for name, _ in chunks[0].named_parameters() if name.endswith("lora_a")]
+
+
+def trained_grouped(settings, folder, section, save=None, steps=3):
+    """Train the adapters in a checkpoint with a layout, and save the model; return losses and logits."""
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+    from tiny_training import prepare, start
+
+    from mb_host.megatron.layers import host_block_spec
+    from mb_models import GPTModelConfig, GPTModelProvider
+
+    groups = start(settings)
+    provider = GPTModelProvider(
+        GPTModelConfig(**settings), layer_spec=host_block_spec, device=torch.device("cpu")
+    )
+    [chunk] = provider.provide_chunks(groups)
+    section.install([chunk])
+    metadata = {"dp_cp_group": groups.dp_cp}
+    chunk.load_state_dict(dist_checkpointing.load(chunk.sharded_state_dict(metadata=metadata), folder))
+    tokens = torch.arange(80).reshape(4, 20) * 7 % 96
+    rows = tokens.chunk(groups.dp.size())[groups.dp.rank()]
+    batch = {
+        "tokens": rows,
+        "labels": rows.roll(-1, dims=1),
+        "loss_mask": torch.ones(rows.shape),
+        "position_ids": torch.arange(20).expand(len(rows), -1),
+    }
+    losses = []
+    if steps:
+        training = prepare(provider, [chunk], groups, lr=1e-2)
+        for _ in range(steps):
+            losses.append(training.step(lambda: iter([batch]), micro_batches=1, micro_batch_size=len(rows)))
+    if save:
+        dist_checkpointing.save(chunk.sharded_state_dict(metadata=metadata), save)
+    with torch.no_grad():
+        logits = chunk(tokens, torch.arange(20).expand(4, -1), None)
+        return losses, gather_from_tensor_model_parallel_region(logits, group=groups.tp)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mb_models.errors import PeftError
 from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
 from mb_models.peft.lora import install, merge
 
@@ -121,15 +120,3 @@ def test_adapters_of_a_layer_that_every_rank_has_are_replicated(kind, groups):
     names = ["magnitude", *pair] if kind is DoRA else pair
     assert sorted(state) == [*(f"a.adapter.{name}" for name in names), "a.weight"]
     assert {state[f"a.adapter.{name}"].replica_id for name in names} == {(0, 1, 0)}
-
-
-def test_grouped_experts_are_rejected():
-    class TEColumnParallelGroupedLinear(torch.nn.Module):
-        """All experts of a rank in one module."""
-
-    chunk = torch.nn.Module()
-    chunk.experts = torch.nn.ModuleDict({"linear_fc1": TEColumnParallelGroupedLinear()})
-    with pytest.raises(
-        PeftError, match=r"experts.linear_fc1 is a TEColumnParallelGroupedLinear.*grouped_gemm"
-    ):
-        install([chunk], LoRA())

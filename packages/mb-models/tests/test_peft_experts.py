@@ -11,18 +11,20 @@ from hf_ranks import TOKENS, build
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
+from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
 from mb_models.peft.hugging_face import save_adapters
+from mb_models.peft.lora import merge
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 
-def adapted(kind, section, groups, folder):
+def adapted(kind, section, groups, folder, **settings):
     """Return Megatron's model of a random folder with random adapters, and its section."""
     model = make(kind, folder / "in")
     config = dataclasses.replace(
-        section_of(read_config(folder / "in"), dtype="float32"), transformer_impl="local"
+        section_of(read_config(folder / "in"), dtype="float32"), transformer_impl="local", **settings
     )
     chunk = build(config, groups)
     load_hf_weights([chunk], folder / "in", pg_collection=groups)
@@ -75,6 +77,35 @@ def test_adapters_of_experts_load_into_peft(kind, section, groups, tmp_path):
         loaded = theirs(TOKENS).logits
     assert (ours - plain).abs().max() > 1e-3
     assert (loaded - ours).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [
+        ("mixtral", LoRA(dim=4, alpha=6.0, normalize_moe_lora=True)),
+        ("qwen3-moe", CanonicalLoRA(dim=4, normalize_moe_lora=True)),
+        ("gpt-oss", LoRA(dim=8, share_expert_adapters=False, normalize_moe_lora=True)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_adapters_of_grouped_experts_and_of_a_lower_rank_load_into_peft(
+    kind, section, grouped, groups, tmp_path
+):
+    model, config, chunk = adapted(kind, section, groups, tmp_path, moe_grouped_gemm=grouped)
+    export(chunk, section, config, groups, tmp_path)
+    content = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    rank, canonical = section.dim // config.moe_router_topk, isinstance(section, CanonicalLoRA)
+    assert content["rank_pattern"]["mlp.experts.down_proj"] == rank
+    assert content["rank_pattern"]["mlp.experts.gate_up_proj"] == rank * (1 + canonical)
+    with torch.no_grad():
+        ours = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
+        theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapters").eval()
+        assert (theirs(TOKENS).logits - ours).abs().max() < 1e-5
+        merge([chunk])
+        save_hf_model(chunk, tmp_path / "merged", config=config, pg_collection=groups)
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+        assert (merged(TOKENS).logits - ours).abs().max() < 1e-4
 
 
 def test_dora_of_experts_is_rejected(groups, tmp_path):

@@ -278,7 +278,9 @@ class Run:
         try:
             shape = read_shape(config.model, vocab_size=self.training_model.vocab_size)
             length = config.model.seq_length if sizes is None else sizes.attention_length
-            parts = flops_per_token(shape, seq_length=length, adapters=read_adapters(config.peft))
+            parts = flops_per_token(
+                shape, seq_length=length, adapters=read_adapters(config.peft, config.model)
+            )
         except PlanError:  # the recorder warns of frozen weights
             return None
         return sum(parts.values())

@@ -20,6 +20,7 @@ from mb_host.gpu_packages import hide_packages
 from mb_host.log_filters import quiet as apply_log_filters
 from mb_host.megatron.fsdp import STAND_INS as FSDP_STAND_INS
 from mb_host.megatron.fsdp import replace_meshes
+from mb_host.megatron.grouped_experts import STAND_INS as EXPERT_STAND_INS
 from mb_host.megatron.kernels import STAND_INS as KERNEL_STAND_INS
 from mb_host.megatron.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
 from mb_host.megatron.patches import ALL_PATCHES, patch_callbacks
@@ -79,7 +80,13 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
         return _reports[0]
     defer_import("wandb")
     after_import = AfterImport(
-        {**patch_callbacks(tuple(patches)), **KERNEL_STAND_INS, **FSDP_STAND_INS, **BRIDGE_STAND_INS}
+        {
+            **patch_callbacks(tuple(patches)),
+            **KERNEL_STAND_INS,
+            **EXPERT_STAND_INS,
+            **FSDP_STAND_INS,
+            **BRIDGE_STAND_INS,
+        }
     )
     if torch.cuda.is_available() and not force:
         make_cpu_arithmetic_reproducible()

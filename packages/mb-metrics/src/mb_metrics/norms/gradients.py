@@ -166,7 +166,9 @@ def _global_names(chunks: Sequence[Any]) -> dict[str, str]:
     """Map names in these chunks to names in the complete model; "" for a copy of another stage's parameter."""
     numbers = layer_numbers(chunks)
     return {
-        name: renumbered(name, numbers) if param_is_not_shared(parameter) else ""
+        name: renumbered(name, numbers)
+        if param_is_not_shared(parameter) or attribute(parameter, "allreduce") is False
+        else ""
         for name, parameter in named_parameters(chunks)
         if parameter.requires_grad
     }

@@ -84,7 +84,7 @@ class ParameterShard:
 
 
 def param_is_not_shared(param: Tensor) -> bool:
-    """Return False for a parameter that is a copy of one on another pipeline stage (tied embeddings)."""
+    """Return False for a copy of a parameter of another pipeline stage (tied embeddings) or expert-parallel rank."""
     return not attribute(param, "shared")
 
 
@@ -176,14 +176,14 @@ class SquaredNorms:
         self.experts = [piece for piece in pieces if piece.is_expert]
         self.dense_squares = _squares(self.dense, dp=groups.dp, tp=groups.tp)
         self.expert_squares = _squares(self.experts, dp=groups.expert_dp, tp=groups.expert_tp)
+        # a parameter of all experts of a layer is shared, by all ranks but the first
+        self.expert_squares = _own(self.experts, self.expert_squares)
         _sum(self.expert_squares, groups.ep)
 
     def total(self) -> Tensor:
         """Return the sum over all parameters of all stages; tied embeddings count once."""
         device = device_of(self._groups.pp) if not self.dense else self.dense_squares.device
-        own = [param_is_not_shared(piece.parameter) for piece in self.dense]
-        counted = torch.where(_mask(own, like=self.dense_squares) > 0, self.dense_squares, 0.0)
-        dense = counted.sum().to(device)
+        dense = _own(self.dense, self.dense_squares).sum().to(device)
         total = dense + self.expert_squares.sum().to(device)
         _sum(total, self._groups.pp)
         return total
@@ -206,6 +206,12 @@ def _squares(pieces: Sequence[ParameterShard], *, dp: ProcessGroup | None, tp: P
     squares = torch.where(_mask([piece.counts(tp) for piece in pieces], like=squares) > 0, squares, 0.0)
     _sum(squares, tp)
     return squares
+
+
+def _own(pieces: Sequence[ParameterShard], squares: Tensor) -> Tensor:
+    """Return squares with 0 for copies of parameters of other ranks."""
+    flags = [param_is_not_shared(piece.parameter) for piece in pieces]
+    return torch.where(_mask(flags, like=squares) > 0, squares, 0.0)
 
 
 def _mask(flags: Sequence[bool], *, like: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def load_hf_weights(
     loaded_names: set[str] = set()
     with TensorFolder(Path(folder)) as stored:
         for parameter, value, origin in parameter_origins(chunks, groups, family):
-            ranks = groups.expt_tp if ".local_experts." in parameter else groups.tp
+            ranks = groups.expt_tp if ".experts." in parameter else groups.tp
             rank, size = ranks.rank(), ranks.size()
             if origin.stacked:
                 parts = read_expert(stored, origin, rank=rank, size=size, dtype=value.dtype)

@@ -319,6 +319,7 @@ QWEN3_NEXT_OUTSIDE: Mapping[str, TensorOrigin] = {
 }
 
 _PARAMETER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<rest>.+)")
+_GROUPED = re.compile(r"\.experts\.(?P<linear>linear_fc[12])\.(?P<kind>weight|bias)(?P<expert>\d+)$")
 
 
 def origin_of(
@@ -346,7 +347,9 @@ def origin_of(
     outside = (family.outside or OUTSIDE) if family.hybrid is None else family.hybrid.outside
     if parameter in outside:
         return outside[parameter]
-    inside = _PARAMETER.fullmatch(parameter)
+    inside = _PARAMETER.fullmatch(
+        _GROUPED.sub(r".experts.local_experts.\g<expert>.\g<linear>.\g<kind>", parameter)
+    )
     for pattern, origin in family.layers.items() if inside else ():
         match = re.fullmatch(pattern, inside["rest"]) if inside else None
         if inside is not None and match is not None:

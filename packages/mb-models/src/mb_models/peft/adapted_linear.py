@@ -1,7 +1,8 @@
 """Linear layers with adapters: Megatron's, including Transformer Engine's, and torch's.
 
 The class of a layer is replaced in place, so that its own parameters keep their names (and checkpoints of the model
-stay loadable); adapters are below `<layer>.adapter.`. Shape letters: I inputs and O outputs on this rank.
+stay loadable); adapters are below `<layer>.adapter.`. Shape letters: I inputs and O outputs on this rank, T tokens of
+its experts, sorted by expert.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from mb_models.peft.adapter import Adapter, set_parallel_attributes
+from mb_models.peft.adapter import Adapter, set_parallel_attributes, share_over_experts
+from mb_models.peft.linears import GROUPED
 from mb_models.peft.targets import MAIN
 
 if TYPE_CHECKING:
@@ -38,24 +40,20 @@ class AdaptedLinear:
 
     def add_adapters(self: Any, section: LoRA, parts: Sequence[str], *, name: str) -> None:
         """Add the adapters of the layer, `name` in the complete model, or of the parts that are fused in it."""
-        sizes = {MAIN: self.weight.shape[0]} if MAIN in parts else fused_part_sizes(self) or {}
-        self.part_sizes = sizes
-        self.joins_groups = "q" in sizes
-        self.adapter = torch.nn.ModuleDict(
-            {
-                part: Adapter(self, section=section, outputs=size, name=f"{name}.{part}")
-                for part, size in sizes.items()
-                if part in parts
-            }
-        )
+        self.part_sizes = sizes_of_parts(self, parts)
+        self.joins_groups = "q" in self.part_sizes
+        self.adapter = adapters_of_parts(self, section, parts, name=name)
         # never called, but with any hook below it torch.nn.TransformerEncoderLayer calls its layers in evaluation, too,
         # rather than compute with their weights
         self.adapter.register_forward_pre_hook(_no_effect)
         self.glu_adapter = self.glu_halves and MAIN in parts
         if section.has_magnitudes:
-            magnitude = torch.nn.Parameter(row_norms(self, self.weight.detach()))
-            set_parallel_attributes(magnitude, self, sharded=0 if self.partition.sharded_output else None)
-            self.adapter.register_parameter("magnitude", magnitude)
+            self.adapter.register_parameter("magnitude", initial_magnitude(self))
+
+    @property
+    def magnitude(self: Any) -> Tensor | None:
+        """Return DoRA's magnitudes of the layer's outputs, [O], or None."""
+        return getattr(self.adapter, "magnitude", None)
 
     def forward(self: Any, input_: Tensor, *args: Any, **options: Any) -> Any:
         """Return output, and bias, like the layer itself, with the adapters' update added to the output."""
@@ -71,14 +69,12 @@ class AdaptedLinear:
             return output, bias
         outputs = {name: adapter(multiplied) for name, adapter in self.adapter.items()}
         added = join_parts(self, zero_fill_parts(self, outputs, dim=-1), dim=-1)
-        if not hasattr(self.adapter, "magnitude"):
+        if self.magnitude is None:
             return output + added, bias
         own_bias = self.bias if self.partition.own_bias else None
         with torch.no_grad():
             length = row_norms(self, self.weight + weight_delta(self))
-        scaled = ((output if own_bias is None else output - own_bias) + added) * (
-            self.adapter.magnitude / length
-        )
+        scaled = ((output if own_bias is None else output - own_bias) + added) * (self.magnitude / length)
         return (scaled if own_bias is None else scaled + own_bias), bias
 
 
@@ -95,31 +91,160 @@ class AdaptedMegatronLinear(AdaptedLinear):
         """Return the layer's own entries and those of the adapters, which any tensor-parallel size can load."""
         base_state = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
         state: dict[str, Any] = {key: value for key, value in base_state.items() if ".adapter." not in key}
+        if hasattr(self, "adapter"):
+            values = self.adapter.state_dict(keep_vars=True)
+            added = sharded_adapters(self, values, f"{prefix}adapter.", sharded_offsets, metadata)
+            state.update({f"{prefix}adapter.{name}": value for name, value in added.items()})
+        return state
+
+
+def sharded_adapters(
+    layer: Any, values: Mapping[str, Tensor], below: str, sharded_offsets: Any, metadata: Any
+) -> dict[str, Any]:
+    """Return Megatron's sharded tensors of a layer's adapters, or of one expert's, by name below `adapter.`.
+
+    `below` is the start of their keys in the checkpoint.
+    """
+    row, sharded_output = layer.partition.row, layer.partition.sharded_output
+    axes = {}
+    for name in values:
+        if name.endswith("lora_a") and row:
+            axes[name] = 1
+        elif not name.endswith("lora_a") and sharded_output:
+            axes[name] = 0
+    if layer.by_layer and sharded_offsets:
+        # Megatron stores one tensor for all layers and experts, which has gaps if only some have adapters
+        for word, (_, number, _) in zip(("layer", "expert"), sharded_offsets, strict=False):
+            below += f"{word}_{number}."
+        sharded_offsets = ()
+    groups = {"tp_group": layer.partition.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
+    sharded = make_sharded_tensors_for_checkpoint(dict(values), below, axes, sharded_offsets, **groups)
+    if layer.glu_adapter:
+        for key in (f"{below}main.lora_b", f"{below}magnitude"):
+            if key in sharded:
+                sharded[key] = apply_swiglu_sharded_factory(sharded[key], sharded_offsets)
+    return {key.removeprefix(below): value for key, value in sharded.items()}
+
+
+class AdaptedGroupedLinear(AdaptedMegatronLinear):
+    """Mixin for the linear layers of all experts of a rank, with one pair for all of them, or one for each.
+
+    A pair for all is the same on all expert-parallel ranks. In a checkpoint it is one tensor, and pairs for each have
+    the keys of layers of single experts.
+    """
+
+    def add_adapters(self: Any, section: LoRA, parts: Sequence[str], *, name: str) -> None:
+        """Add the adapters of the experts, as the section shares them. Magnitudes are those of each expert."""
+        experts = experts_of_layer(self)
+        ranks = self._pg_collection.ep
+        self.part_sizes, self.joins_groups = sizes_of_parts(experts[0], parts), False
+        self.glu_adapter = self.glu_halves and MAIN in parts
+        self.shares_adapters = section.share_expert_adapters
+        if self.shares_adapters:
+            self.adapter = adapters_of_parts(experts[0], section, parts, name=name)
+            for parameter in self.adapter.parameters():
+                share_over_experts(parameter, ranks)
+        else:
+            parent, _, leaf = name.rpartition(".")
+            first = ranks.rank() * self.num_gemms
+            # the names, and so the initial values, of experts that are layers of their own
+            names = [f"{parent}.local_experts.{first + number}.{leaf}" for number in range(self.num_gemms)]
+            self.adapter = torch.nn.ModuleDict(
+                {
+                    str(expert.number): adapters_of_parts(expert, section, parts, name=each)
+                    for expert, each in zip(experts, names, strict=True)
+                }
+            )
+        if section.has_magnitudes:
+            for expert in experts:
+                self.adapter.register_parameter(f"magnitude{expert.number}", initial_magnitude(expert))
+
+    def forward(self: Any, input_: Tensor, m_splits: Any, *args: Any, **options: Any) -> Any:
+        """Return output, [T, O], and biases of the experts, with the update for the tokens of each, `m_splits`."""
+        output, biases = super(AdaptedLinear, self).forward(input_, m_splits, *args, **options)  # type: ignore[misc]
+        if not (self.adapter_enabled and hasattr(self, "adapter")):
+            return output, biases
+        experts = experts_of_layer(self)
+        if self.shares_adapters and experts[0].magnitude is None:
+            return experts[0].add_update(output, biases, input_)
+        sizes = [int(size) for size in m_splits]
+        parts = zip(experts, torch.split(output, sizes), torch.split(input_, sizes), strict=True)
+        return torch.cat([expert.add_update(part, None, tokens)[0] for expert, part, tokens in parts]), biases
+
+    def sharded_state_dict(
+        self: Any, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """Return the layer's own entries and those of the adapters, for any tensor- and expert-parallel size."""
+        base: Any = super(AdaptedMegatronLinear, self)
+        state: dict[str, Any] = base.sharded_state_dict(prefix, sharded_offsets, metadata)
         if not hasattr(self, "adapter"):
             return state
-        row, sharded_output = self.partition.row, self.partition.sharded_output
-        values, axes = {}, {}
-        for key, value in self.adapter.state_dict(keep_vars=True).items():
-            values[key] = value
-            if key.endswith("lora_a") and row:
-                axes[key] = 1
-            elif not key.endswith("lora_a") and sharded_output:
-                axes[key] = 0
-        below = f"{prefix}adapter."
-        if self.by_layer and sharded_offsets:
-            # Megatron stores one tensor for all layers and experts, which has gaps if only some have adapters
-            for word, (_, number, _) in zip(("layer", "expert"), sharded_offsets, strict=False):
-                below += f"{word}_{number}."
-            sharded_offsets = ()
-        groups = {"tp_group": self.partition.group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
-        added = make_sharded_tensors_for_checkpoint(values, below, axes, sharded_offsets, **groups)
-        if self.glu_adapter:
-            for key in (f"{below}main.lora_b", f"{below}magnitude"):
-                if key in added:
-                    added[key] = apply_swiglu_sharded_factory(added[key], sharded_offsets)
-        added = {f"{prefix}adapter.{key.removeprefix(below)}": value for key, value in added.items()}
-        state.update(added)
+        groups = self._pg_collection
+        single = (metadata or {}).get("singleton_local_shards", False)
+        if self.shares_adapters:
+            pairs = {
+                name: value
+                for name, value in self.adapter.state_dict(keep_vars=True).items()
+                if not name.startswith("magnitude")
+            }
+            shared = sharded_adapters(self, pairs, f"{prefix}adapter.shared.", sharded_offsets, metadata)
+            for name, value in shared.items():
+                value.replica_id = (groups.ep.rank(), value.replica_id[1], groups.expt_dp.rank())
+                state[f"{prefix}adapter.{name}"] = value
+        for expert in experts_of_layer(self):
+            own = {} if self.shares_adapters else expert.adapter.state_dict(keep_vars=True)
+            names = {name: f"{expert.number}.{name}" for name in own}
+            if expert.magnitude is not None:
+                own["magnitude"], names["magnitude"] = expert.magnitude, f"magnitude{expert.number}"
+            number, count = (
+                groups.ep.rank() * self.num_gemms + expert.number,
+                groups.ep.size() * self.num_gemms,
+            )
+            offsets = sharded_offsets if single else (*sharded_offsets, (len(sharded_offsets), number, count))
+            below = f"{number}.{prefix}adapter." if single else f"{prefix}adapter."
+            for name, value in sharded_adapters(self, own, below, offsets, metadata).items():
+                value.replica_id = (*value.replica_id[:2], groups.expt_dp.rank())
+                state[f"{prefix}adapter.{names[name]}"] = value
         return state
+
+
+class GroupedExpert(AdaptedLinear):
+    """View of the layer of one expert in a layer of all experts of a rank. It is no module, and has no state."""
+
+    joins_groups = fuses_qkv = False
+
+    def __init__(self, layer: Any, number: int) -> None:
+        self.layer, self.number = layer, number
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the expert's weight, [O, I]."""
+        weight: Tensor = getattr(self.layer, f"weight{self.number}")
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Return the expert's bias, [O], or None."""
+        return getattr(self.layer, f"bias{self.number}", None)
+
+    @property
+    def adapter(self) -> Any:  # type: ignore[override]  # a module has it as an attribute
+        """Return the adapters of the expert's parts: those of all experts, or its own."""
+        return self.layer.adapter if self.layer.shares_adapters else self.layer.adapter[str(self.number)]
+
+    @property
+    def magnitude(self) -> Tensor | None:
+        """Return DoRA's magnitudes of the expert's outputs, [O], or None."""
+        return getattr(self.layer.adapter, f"magnitude{self.number}", None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that the experts of the layer share."""
+        return getattr(self.layer, name)
+
+
+def experts_of_layer(layer: Any) -> list[GroupedExpert]:
+    """Return the experts of a layer of all experts of a rank."""
+    return [GroupedExpert(layer, number) for number in range(layer.num_gemms)]
 
 
 @cache
@@ -127,7 +252,32 @@ def adapted_class(cls: Hashable) -> type:
     """Return the subclass of a layer's class with adapters."""
     base = cast(type, cls)
     mixin = AdaptedMegatronLinear if hasattr(base, "sharded_state_dict") else AdaptedLinear
+    if any(each.__name__ in GROUPED for each in base.__mro__):
+        mixin = AdaptedGroupedLinear
     return type(f"Adapted{base.__name__}", (mixin, base), {})
+
+
+def sizes_of_parts(linear: Any, parts: Sequence[str]) -> dict[str, int]:
+    """Return the outputs on this rank of the layer as one, or of each layer that is fused in it."""
+    return {MAIN: linear.weight.shape[0]} if MAIN in parts else fused_part_sizes(linear) or {}
+
+
+def adapters_of_parts(linear: Any, section: LoRA, parts: Sequence[str], *, name: str) -> torch.nn.ModuleDict:
+    """Return new adapters of a layer, `name` in the complete model, or of the parts that are fused in it."""
+    return torch.nn.ModuleDict(
+        {
+            part: Adapter(linear, section=section, outputs=size, name=f"{name}.{part}")
+            for part, size in linear.part_sizes.items()
+            if part in parts
+        }
+    )
+
+
+def initial_magnitude(linear: Any) -> torch.nn.Parameter:
+    """Return DoRA's magnitudes of a layer, the norms of its rows, [O]; collective if rows are split over ranks."""
+    magnitude = torch.nn.Parameter(row_norms(linear, linear.weight.detach()))
+    set_parallel_attributes(magnitude, linear, sharded=0 if linear.partition.sharded_output else None)
+    return magnitude
 
 
 def fused_part_sizes(linear: Any) -> dict[str, int] | None:
@@ -217,3 +367,13 @@ def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         for name, module in chunk.named_modules():
             if isinstance(module, AdaptedLinear) and hasattr(module, "adapter"):
                 yield name, module
+
+
+def adapted_weights(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each weight with adapters, and its layer, or its expert in a layer of all experts."""
+    for name, layer in adapted_layers(chunks):
+        if isinstance(layer, AdaptedGroupedLinear):
+            for expert in experts_of_layer(layer):
+                yield f"{name}.weight{expert.number}", expert
+        else:
+            yield f"{name}.weight", layer

@@ -158,6 +158,17 @@ def set_parallel_attributes(parameter: torch.nn.Parameter, linear: Any, *, shard
         parameter.register_hook(partial(_summed, group=linear.partition.group))  # type: ignore[no-untyped-call]
 
 
+def share_over_experts(parameter: torch.nn.Parameter, group: Any) -> None:
+    """Keep a parameter of all experts of a layer equal on the ranks of a group: each has the sum of their gradients.
+
+    Norms count it once, on the first rank.
+    """
+    parameter.is_of_all_experts = True  # type: ignore[attr-defined]
+    if group.size() > 1:
+        parameter.register_hook(partial(_summed, group=group))  # type: ignore[no-untyped-call]
+        parameter.shared = group.rank() > 0  # type: ignore[attr-defined]
+
+
 def _summed(gradient: Tensor, *, group: Any) -> Tensor:
     """Return the sum of a gradient over the ranks of a group."""
     total = gradient.clone()

@@ -155,8 +155,7 @@ class LoRA(PEFT):
         "lora_dtype": (None, "adapters have the dtype of their layer"),
         "a2a_experimental": (False, "adapters gather their input along the sequence"),
         "sequence_parallel_input_regather": (False, "the gathered input is kept for the backward pass"),
-        "share_expert_adapters": (False, "each expert has adapters of its own"),
-        "experts_shared_outer_loras": (False, "each expert has adapters of its own"),
+        "experts_shared_outer_loras": (False, "the experts of a layer share both factors, or none"),
     }
     dim: int = 32
     """Rank of the product B A."""
@@ -185,6 +184,10 @@ class LoRA(PEFT):
     """Layers without adapters, in the same form, if `target_modules` is empty: all others get adapters."""
     normalize_moe_lora: bool = False
     """Divide the rank of routed experts by the number of experts of a token (`model.moe_router_topk`)."""
+    share_expert_adapters: bool = True
+    """Experts of a layer that are computed together (`model.moe_grouped_gemm`) share one pair, over all ranks; False:
+    each has its own, as have experts that are computed one by one.
+    """
 
     def install(self, chunks: Sequence[Any]) -> None:
         """Freeze the model and add the adapters.

@@ -17,7 +17,7 @@ from mb_models.hf.family import Section, TensorOrigin
 from mb_models.hf.load import groups_of_chunks
 from mb_models.hf.safetensors_files import write_tensors
 from mb_models.hf.weight_tables import origin_of
-from mb_models.peft.adapted_linear import adapted_layers, joined_pair, scale_of
+from mb_models.peft.adapted_linear import adapted_weights, joined_pair, scale_of
 from mb_models.peft.config import DoRA, LoRA
 from mb_models.peft.hugging_face_experts import ExpertAdapters, below_layer, is_renamed, reject_dora
 
@@ -71,10 +71,9 @@ def save_adapters(
     parameters: dict[str, None] = {}
     ranks: dict[str, tuple[int, float]] = {}
     experts = ExpertAdapters(section=section, config=config)
-    for name, layer in adapted_layers([chunk]):
-        origin = origin_of(
-            f"{name}.weight", family=family, layer=family.layer_of, expert=partial(add, 0), tied=False
-        )
+    for weight, layer in adapted_weights([chunk]):
+        origin = origin_of(weight, family=family, layer=family.layer_of, expert=partial(add, 0), tied=False)
+        name = weight.removesuffix(".weight")
         if ".experts." in name:
             experts.add(name, layer, origin)
             continue
@@ -92,8 +91,9 @@ def save_adapters(
                 parameters[below_layer(f"{path}.weight")] = None
             else:
                 modules[module] = None
-            if tensor.endswith("lora_A.weight") and len(value) != section.dim:
-                ranks[module] = len(value), scale_of(layer)
+            found, usual = (len(value), scale_of(layer)), (section.dim, section.alpha / section.dim)
+            if tensor.endswith("lora_A.weight") and found != usual:
+                ranks[module] = found
     tensors |= experts.tensors()
     stored = {f"{PREFIX}{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_tensors(stored, target / "adapter_model.safetensors")
@@ -122,8 +122,8 @@ def adapter_config(
         modules: linear layers with adapters.
         base: path of the base model.
         parameters: tensors of all experts of a layer with adapters.
-        ranks: layer or tensor -> rank of its adapters, if it is not that of the section, and factor of their product;
-            None: it is everywhere.
+        ranks: layer or tensor -> rank of its adapters and factor of their product, if they are not those of the
+            section; None: they are everywhere.
     """
     content = {
         "peft_type": "LORA",
@@ -167,6 +167,6 @@ def adapter_tensors(layer: Any, origin: TensorOrigin, config: Section) -> Iterat
     for name, a_RI, b_OR in zip(names, a_parts, b_parts, strict=True):
         yield f"{name}.lora_A.weight", a_RI
         yield f"{name}.lora_B.weight", b_OR
-    if hasattr(layer.adapter, "magnitude"):
-        for name, part in zip(names, stored_tensors(layer.adapter.magnitude, config, origin), strict=True):
+    if layer.magnitude is not None:
+        for name, part in zip(names, stored_tensors(layer.magnitude, config, origin), strict=True):
             yield f"{name}.lora_magnitude_vector", part

@@ -13,7 +13,6 @@ from mb_models.hf.family import HuggingFaceFamily, Section, TensorOrigin
 from mb_models.peft.adapted_linear import joined_pair, scale_of
 from mb_models.peft.config import DoRA, LoRA
 
-_NUMBER = re.compile(r"\.local_experts\.(\d+)\.")
 _LAYER = re.compile(r".*?\.layers\.\d+\.")
 _EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 _RENAMED = {".block_sparse_moe.": ".mlp."}
@@ -52,8 +51,7 @@ class ExpertAdapters:
         tensor = "down_proj" if "linear_fc2" in name else "up_proj"
         if origin.form == "glu":
             tensor = "gate_up_proj"
-        [expert] = _NUMBER.findall(name)
-        self._pairs.setdefault((f"{module}.experts", tensor), {})[int(expert)] = (a_RI, b_OR)
+        self._pairs.setdefault((f"{module}.experts", tensor), {})[origin.expert] = (a_RI, b_OR)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of all adapters by name; experts without adapters have zeros."""
@@ -72,11 +70,11 @@ class ExpertAdapters:
         return list(dict.fromkeys(below_layer(f"{module}.{tensor}") for module, tensor in self._pairs))
 
     def ranks(self) -> dict[str, tuple[int, float]]:
-        """Return tensor -> rank of its adapters, where it is not that of the section, and factor of their product."""
+        """Return tensor -> rank of its adapters and factor of their product, where they are not the section's."""
         ranks = {}
         for (module, tensor), pairs in self._pairs.items():
             rank = next(iter(pairs.values()))[0].shape[0]
-            if rank != self._section.dim:
+            if (rank, self._scale) != (self._section.dim, self._section.alpha / self._section.dim):
                 ranks[below_layer(f"{module}.{tensor}")] = rank, self._scale
         return ranks
 

@@ -14,6 +14,8 @@ ROW = {
     "TEColumnParallelLinear": False,
     "TELayerNormColumnParallelLinear": False,
     "TERowParallelLinear": True,
+    "TEColumnParallelGroupedLinear": False,
+    "TERowParallelGroupedLinear": True,
 }
 """Megatron's class -> whether inputs, not outputs, are split over ranks.
 
@@ -26,6 +28,9 @@ attention."""
 
 FUSED_NORM = "TELayerNormColumnParallelLinear"
 """Class with a fused normalisation of its input."""
+
+GROUPED = ("TEColumnParallelGroupedLinear", "TERowParallelGroupedLinear")
+"""Classes with the linear layers of all experts of a rank, whose weights are `weight0`, `weight1`, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +75,17 @@ def is_plain(module: Any) -> bool:
     return type(module) is torch.nn.Linear
 
 
+def is_grouped(module: Any) -> bool:
+    """Return whether a module has the linear layers of all experts of a rank."""
+    return any(cls.__name__ in GROUPED for cls in type(module).__mro__)
+
+
 def is_supported(module: Any) -> bool:
     """Return whether a module can have adapters, and has a weight."""
     is_megatron = any(cls.__name__ in (*ROW, COPIED) for cls in type(module).__mro__)
+    weight = "weight0" if is_grouped(module) else "weight"
     # a tied output layer has none
-    return (is_megatron or is_plain(module)) and getattr(module, "weight", None) is not None
+    return (is_megatron or is_plain(module)) and getattr(module, weight, None) is not None
 
 
 def partition_of(name: str, module: Any) -> LinearPartition:
@@ -98,18 +109,49 @@ def partition_of(name: str, module: Any) -> LinearPartition:
         raise PeftError(
             f"peft.target_modules: {name} is a {type(module).__name__}, but adapters support Megatron's linear layers "
             f"({', '.join((*ROW, COPIED))}) and torch.nn.Linear only. Remove {name.rsplit('.', 1)[-1]} from "
-            "peft.target_modules, or set model.moe_grouped_gemm=false for adapters on experts, one for each."
+            "peft.target_modules."
         )
+    if is_grouped(module):
+        return _grouped_partition(name, module, row=ROW[kinds[0]])
     engine, copied = kinds[0].startswith("TE"), kinds[0] == COPIED
     return LinearPartition(
         row=ROW.get(kinds[0], False),
         copied=copied,
         group=module._tp_group if engine else module.tp_group,
-        of_experts="experts" in name.split(".") if engine else module.explicit_expert_comm,
+        of_experts="experts" in name.split("."),
         # Transformer Engine switches it off in a layer that every rank has
         scattered=bool(module.config.sequence_parallel if copied else module.sequence_parallel),
         own_bias=_adds_bias(module, engine=engine),
         normalises=kinds[0] == FUSED_NORM,
+    )
+
+
+def _grouped_partition(name: str, module: Any, *, row: bool) -> LinearPartition:
+    """Return the partition of the layers of all experts of a rank.
+
+    Raises:
+        PeftError: their weights are one tensor, or they are not computed as linear layers with two halves.
+    """
+    unsupported = {
+        "moe_single_grouped_weight": "their weights are one tensor",
+        "use_transformer_engine_op_fuser": "they are computed in one kernel",
+        "moe_mlp_glu_interleave_size": "rows of gate and up projection are in turn",
+    }
+    for setting, reason in unsupported.items():
+        value = getattr(module.config, setting, None)
+        if value:
+            raise PeftError(
+                f"peft.target_modules: {name} cannot have adapters with model.transformer.{setting}={value}, because "
+                f"{reason}. Leave it out, or remove {name.rsplit('.', 1)[-1]} from peft.target_modules."
+            )
+    return LinearPartition(
+        row=row,
+        copied=False,
+        group=module._tp_group,
+        of_experts=True,
+        scattered=bool(module.config.sequence_parallel),
+        own_bias=bool(module.use_bias and not module.te_return_bias),
+        normalises=False,
     )
 
 

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from mb_models.errors import PeftError
-from mb_models.peft.adapted_linear import adapted_class, adapted_layers, row_norms, weight_delta
+from mb_models.peft.adapted_linear import (
+    adapted_class,
+    adapted_layers,
+    adapted_weights,
+    row_norms,
+    weight_delta,
+)
 from mb_models.peft.linears import is_plain, partition_of
 from mb_models.peft.selection import kind_of, select_layers, validate_on_all_ranks
 from mb_models.training.freezing import freeze_moe_router
@@ -95,8 +101,8 @@ def _require_gradient(_module: Any, args: tuple[Any, ...], options: Mapping[str,
 @torch.no_grad()
 def init_magnitudes(chunks: Sequence[Any]) -> None:
     """Set DoRA's magnitudes to the row norms of the current weights; collective over tensor-parallel groups."""
-    for _, layer in adapted_layers(chunks):
-        layer.adapter.magnitude.copy_(row_norms(layer, layer.weight))
+    for _, layer in adapted_weights(chunks):
+        layer.magnitude.copy_(row_norms(layer, layer.weight))
 
 
 @torch.no_grad()
@@ -105,19 +111,19 @@ def merge(chunks: Sequence[Any], *, is_needed: Callable[[str], bool] | None = No
 
     With `is_needed`, a predicate of names of weights, other weights are left unchanged.
     """
-    for name, layer in list(adapted_layers(chunks)):
-        if is_needed is not None and not is_needed(f"{name}.weight"):
-            remove_adapters(layer)
+    for name, layer in adapted_weights(chunks):
+        if is_needed is not None and not is_needed(name):
             continue
         merged = layer.weight + weight_delta(layer)
-        if hasattr(layer.adapter, "magnitude"):
-            merged = merged * (layer.adapter.magnitude / row_norms(layer, merged))[:, None]
+        if layer.magnitude is not None:
+            merged = merged * (layer.magnitude / row_norms(layer, merged))[:, None]
         if layer.partition.group is None:
             layer.weight = torch.nn.Parameter(
                 merged, requires_grad=False
             )  # torch's may be an embedding's, too
         else:
             layer.weight.copy_(merged)
+    for _, layer in list(adapted_layers(chunks)):
         remove_adapters(layer)
     for chunk in chunks:
         vars(chunk).pop("adapter_section", None)

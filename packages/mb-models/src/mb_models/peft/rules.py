@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from mb_models.peft.config import CanonicalLoRA
 from mb_schema.rule_kinds import excludes, in_range, section_rule
 from mb_schema.rules import Rule
 
@@ -42,6 +43,57 @@ def _rate_not_positive(loraplus_lr_ratio):
     return None if loraplus_lr_ratio is None or 0 < loraplus_lr_ratio < float("inf") else "is not positive"
 
 
+@peft_rule(
+    "PE07",
+    why="it divides the rank of routed experts by the number of experts of a token",
+    fix="Set peft.dim to a multiple of model.moe_router_topk, or leave out peft.normalize_moe_lora.",
+    fails={"normalize_moe_lora": True, "dim": 32, "model__num_moe_experts": 8, "model__moe_router_topk": 6},
+    passes={"dim": 36},
+)
+def _rank_of_experts(normalize_moe_lora, dim, model__num_moe_experts, model__moe_router_topk):
+    if not normalize_moe_lora:
+        return None
+    if not model__num_moe_experts:
+        return "is on for a model without experts"
+    per_token = model__moe_router_topk
+    return (
+        f"has no whole result for dim={dim} and moe_router_topk={per_token}"
+        if per_token and dim % per_token
+        else None
+    )
+
+
+_FUSED = {"linear_qkv", "linear_q", "linear_k", "linear_v"}
+"""Names of the fused layer of attention and of its parts in canonical LoRA."""
+
+
+@config_rule(
+    "PE08",
+    why="ranks share query groups, so that keys and values have no rows of their own on a rank",
+    fix="Use LoRA, or at most model.num_query_groups tensor-parallel ranks.",
+    fails={"peft": CanonicalLoRA(), "tp": 4, "model__num_query_groups": 2},
+    passes={"model__num_query_groups": 4},
+)
+def _canonical_with_shared_groups(
+    peft, tp, model__num_query_groups, model__num_attention_heads, model__multi_latent_attention
+):
+    groups = model__num_query_groups or model__num_attention_heads
+    if (
+        not isinstance(peft, CanonicalLoRA)
+        or model__multi_latent_attention
+        or not groups
+        or groups >= (tp or 1)
+    ):
+        return None
+    named = {pattern.rpartition(".")[2] for pattern in peft.target_modules or peft.exclude_modules}
+    adapted = bool(named & _FUSED) if peft.target_modules else not named & _FUSED
+    return (
+        f"is CanonicalLoRA of query, key and value with num_query_groups={groups} and tp={tp}"
+        if adapted
+        else None
+    )
+
+
 @config_rule(
     "V139a",
     why="adapters are trained on top of pretrained weights",
@@ -78,6 +130,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _both_factors_zero,
     _rate_not_positive,
+    _rank_of_experts,
+    _canonical_with_shared_groups,
     _adapters_without_weights,
 )
 """Rules on the section as written by the user; unsupported layers are rejected when the model is built."""

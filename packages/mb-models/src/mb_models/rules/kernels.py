@@ -244,25 +244,23 @@ LOCAL: tuple[Rule, ...] = (
         passes={"transformer_impl": "transformer_engine"},
         fallback={"on": False},
     )(_switch_without_effect_on_local_layers),
+    model_rule(
+        "KN14",
+        paths={"on": "model.moe_grouped_gemm"},
+        why="on a GPU the grouped GEMM is Transformer Engine's, and Megatron's local layers ignore the switch",
+        fix=f"{_USE_TE_LAYERS}, or model.moe_grouped_gemm=false.",
+        fails={"on": True, "transformer_impl": "local"},
+        passes={"transformer_impl": "transformer_engine"},
+        fallback={"on": False},
+    )(_switch_without_effect_on_local_layers),
     _attention_kernel_with_local_layers,
     _transformer_fields_without_kernels,
     _family_without_local_layers,
 )
 """Rules on settings that local layers do not support."""
 
-GROUPED_GEMM = model_rule(
-    "G06",
-    paths={"on": "model.moe_grouped_gemm"},
-    why="the grouped GEMM is Transformer Engine's",
-    fix="Set model.moe_grouped_gemm=false.",
-    fails={"on": True, "transformer_impl": "local"},
-    passes={"transformer_impl": "transformer_engine"},
-    fallback={"on": False},
-)(_switch_without_effect_on_local_layers)
-"""The part of rule G06 that has a fallback."""
-
 RULES: tuple[Rule, ...] = (*te_rules.RULES, *APEX, *LOCAL)
 """Rules on kernels that are not part of Megatron Core."""
 
-FALLBACKS: tuple[Rule, ...] = tuple(rule for rule in (*RULES, GROUPED_GEMM) if rule.fallback)
+FALLBACKS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.fallback)
 """Rules with fallbacks, in the order in which they are applied."""

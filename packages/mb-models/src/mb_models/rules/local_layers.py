@@ -12,7 +12,6 @@ IGNORED_BY_LOCAL_LAYERS = (
     "qk_clip",
     "log_max_attention_logit",
     "fused_residual_rmsnorm",
-    "moe_grouped_gemm",
 )
 """Switches of the section `model` that only Transformer Engine's layers support."""
 

@@ -57,11 +57,13 @@ def built_parameter_count(chunks: Sequence[torch.nn.Module], groups: ProcessGrou
 
     Collective over the pipeline group. A tensor-parallel shard counts with the shards of the other ranks, and a local
     expert with those of the other ranks; a copy of the embedding on the last stage (attribute `shared`) does not count.
+    A parameter of all experts of a layer (attribute `is_of_all_experts`) counts once.
     """
     local = 0
     for chunk in chunks:
         for parameter in chunk.parameters():
-            if not vars(parameter).get("shared", False):
+            attributes = vars(parameter)  # of Megatron
+            if attributes.get("is_of_all_experts", False) or not attributes.get("shared", False):
                 local += parameter.numel() * _shards(parameter, groups)
     device = next(chunks[0].parameters()).device
     total = torch.tensor(local, dtype=torch.int64, device=device)
@@ -76,5 +78,6 @@ def _shards(parameter: torch.nn.Parameter, groups: ProcessGroupCollection) -> in
     is_expert = not attributes.get("allreduce", True)
     is_split = attributes.get("tensor_model_parallel", False)
     if is_expert:
-        return int(groups.ep.size() * (groups.expt_tp.size() if is_split else 1))
+        experts = 1 if attributes.get("is_of_all_experts", False) else groups.ep.size()
+        return int(experts * (groups.expt_tp.size() if is_split else 1))
     return int(groups.tp.size()) if is_split else 1

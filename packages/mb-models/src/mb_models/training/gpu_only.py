@@ -20,7 +20,6 @@ GPU_ONLY: Mapping[str, object] = MappingProxyType(
         "gradient_accumulation_fusion": False,
         "masked_softmax_fusion": False,
         "mla_down_proj_fusion": False,
-        "moe_grouped_gemm": False,
         "moe_permute_fusion": False,
         "moe_router_fusion": False,
         "overlap_moe_expert_parallel_comm": False,

@@ -82,11 +82,20 @@ def _adapters(shape: ModelShape, adapters: Adapters, name: str, product: Product
     rank = adapters.rank_of(product, shape)
     inputs = len(widths) * rank * round(product.inputs)  # of all A
     outputs = rank * round(sum(widths))  # of all B
-    if adapters.magnitude:
-        outputs += round(product.outputs)
+    magnitudes = round(product.outputs) if adapters.magnitude else 0
     ranks = 1 if product.copied else shape.etp if product.grouped else shape.tp
-    per_rank = inputs // ranks + outputs if product.row else inputs + outputs // ranks
+
+    def count(of_inputs: int, of_outputs: int) -> ParameterCount:
+        split = of_inputs // ranks + of_outputs if product.row else of_inputs + of_outputs // ranks
+        return ParameterCount(of_inputs + of_outputs, split)
+
     if not product.grouped:
-        return ParameterCount(inputs + outputs, per_rank)
+        return count(inputs, outputs + magnitudes)
+    pair, magnitude = count(inputs, outputs), count(0, magnitudes)
     experts = experts_of(shape).number
-    return ParameterCount((inputs + outputs) * experts, 0, per_rank * (experts // shape.ep))
+    pairs, local_pairs = (1, 1) if adapters.shared else (experts, experts // shape.ep)
+    return ParameterCount(
+        pair.all_ranks * pairs + magnitude.all_ranks * experts,
+        0,
+        pair.dense * local_pairs + magnitude.dense * (experts // shape.ep),
+    )

@@ -224,7 +224,7 @@ def make_plan(
     batches = batch_sizes(train)
     global_batch = batches[-1] if batches else None
     microbatches = count_microbatches(global_batch, read_field(train, "micro_batch_size"), data_parallel)
-    adapters = read_adapters(sections.get("peft"))
+    adapters = read_adapters(sections.get("peft"), model)
     counts = _stage_parameters(chunks, shape, layout, adapters)
     schedule = _pipeline(model, chunks, shape, microbatches)
     length = _seq_length(sections)

@@ -32,6 +32,10 @@ class Adapters:
     """Each output has a trained scale (DoRA)."""
     divided: bool = False
     """The rank of experts is divided by the number of experts of a token."""
+    shared: bool = False
+    """The experts of a layer have one adapter, and not one each."""
+    grouped: bool = False
+    """The experts of a layer are one layer (`model.moe_grouped_gemm`), without numbers in its name."""
 
     def rank_of(self, product: Product, shape: ModelShape) -> int:
         """Return the rank of the adapters of a product of a model.
@@ -56,6 +60,8 @@ class Adapters:
             name: Name of the layer in the model.
             product: Its product.
         """
+        if self.grouped and product.grouped:
+            name = name.replace(".local_experts.0.", ".")
         if not product.module and name != OUTPUT and not name.endswith(AHEAD):
             return ()
         stem, _, leaf = name.rpartition(".")
@@ -75,8 +81,10 @@ def _matches(pattern: str, name: str) -> bool:
     return name.rpartition(".")[2] == pattern or re.fullmatch(text, name) is not None
 
 
-def read_adapters(section: object) -> Adapters | None:
+def read_adapters(section: object, model: object = None) -> Adapters | None:
     """Read a section `peft`: LoRA, canonical LoRA or DoRA; None: all weights are trained.
+
+    `model` is the section of the model, which says whether its experts are computed together; None: they are not.
 
     Raises:
         PlanError: The section is of another method, or names experts by number.
@@ -97,6 +105,7 @@ def read_adapters(section: object) -> Adapters | None:
                 "as in *.linear_fc1."
             )
     kinds = _class_names(section)
+    grouped = bool(read_field(model, "moe_grouped_gemm", False))
     return Adapters(
         rank=rank,
         targets=tuple(targets),
@@ -104,6 +113,8 @@ def read_adapters(section: object) -> Adapters | None:
         canonical="CanonicalLoRA" in kinds,
         magnitude="DoRA" in kinds,
         divided=bool(read_field(section, "normalize_moe_lora", False)),
+        shared=grouped and bool(read_field(section, "share_expert_adapters", True)),
+        grouped=grouped,
     )
 
 

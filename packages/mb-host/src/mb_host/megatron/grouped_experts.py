@@ -129,7 +129,7 @@ class TERowParallelGroupedLinear(GroupedLinear):
 
 
 def stand_in_for_grouped_experts(backends: ModuleType) -> None:
-    """Make Megatron's local specs build its grouped MLP where `moe_grouped_gemm` asks for it."""
+    """Make Megatron's local specs build its grouped MLP if `moe_grouped_gemm` is set."""
     provider = backends.__dict__["LocalSpecProvider"]
     one_by_one = provider.grouped_mlp_modules
 

@@ -84,7 +84,7 @@ def _matches(pattern: str, name: str) -> bool:
 def read_adapters(section: object, model: object = None) -> Adapters | None:
     """Read a section `peft`: LoRA, canonical LoRA or DoRA; None: all weights are trained.
 
-    `model` is the section of the model, which says whether its experts are computed together; None: they are not.
+    `model` is the section of the model, which states whether its experts are computed together; None: they are not.
 
     Raises:
         PlanError: The section is of another method, or names experts by number.

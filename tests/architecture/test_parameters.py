@@ -66,7 +66,7 @@ ALLOWED = {
     "mb_config.container.container.ConfigContainer.planned_facts.facts": "the base class, which plans nothing",
     "mb_config.container.container.ConfigContainer.planned_facts.saves": "the base class, which plans nothing",
     "mb_host.megatron.grouped_experts.GroupedLinear.__init__.name": "Transformer Engine's; a label for its debugger",
-    "mb_host.megatron.grouped_experts.GroupedLinear.__init__.tp_comm_buffer_name": "Transformer Engine's; no buffer here",
+    "mb_host.megatron.grouped_experts.GroupedLinear.__init__.tp_comm_buffer_name": "Transformer Engine's; none here",
     "mb_host.megatron.hybrid.host_hybrid_spec.pp_rank": SPEC,
     "mb_host.megatron.hybrid.host_hybrid_spec.vp_stage": SPEC,
     "mb_host.megatron.kernels.mamba_split_conv1d_scan_combined.norm_before_gate": "documented: it applies no norm",

@@ -224,6 +224,6 @@ def _text(value: object) -> str:
     text = str(value)
     if not isinstance(value, str) or re.fullmatch(r"[\w./:+-]+", text):
         return text
-    # within quotes, a backslash escapes a quote, and otherwise stands for itself
+    # within quotes, a backslash that precedes a quote is an escape
     inner = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + (found[2] and "\\'"), text)
     return f"'{inner}'"

@@ -42,6 +42,8 @@ RUN = SlurmRun(command=["python", "train.py"], folder=Path("/data/run"), work_di
         ({"env": ["HF_TOKEN=hello"]}, r"env: 'HF_TOKEN=\*\*\*' looks like a secret.*write --env HF_TOKEN"),
         ({"sbatch": ["exclusive"]}, "sbatch: 'exclusive' is not an option of sbatch"),
         ({"sbatch": ["--comment=a#b"]}, "sbatch: '--comment=a#b' is not an option of sbatch"),
+        ({"sbatch": ["--nodes=4"]}, "sbatch: '--nodes=4' would replace nodes.*Set nodes"),
+        ({"sbatch": ["--no-requeue"]}, "sbatch: '--no-requeue' would replace requeue"),
         (
             {"sbatch": ["--comment='a'"]},
             "is not an option of sbatch. Write --NAME or --NAME=VALUE, without spaces, quotes",

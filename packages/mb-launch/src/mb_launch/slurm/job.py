@@ -63,7 +63,7 @@ class SlurmJob:
     env: Sequence[str] = ()
     """Environment variables: NAME=VALUE, or NAME to pass the value of the submitting shell."""
     sbatch: Sequence[str] = ()
-    """Further options of sbatch, such as --exclusive."""
+    """Further options of sbatch, such as --exclusive, that no field sets."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "tasks_per_node", "cpus_per_task", "chain"):
@@ -140,9 +140,34 @@ class SlurmJob:
             if re.fullmatch(r"""--[a-z][a-z-]*(=[^\s#'"]+)?""", option) is None:
                 fix = "Write --NAME or --NAME=VALUE, without spaces, quotes and #."
                 raise _bad("sbatch", option, "is not an option of sbatch", fix)
+            field = _FIELD_OF_OPTION.get(option.partition("=")[0])
+            if field is not None:
+                reason = f"would replace {field}, with which the job is checked and its ranks are started"
+                raise _bad("sbatch", option, reason, f"Set {field}.")
 
 
 _MAX_SIGNAL_SECONDS = 65_535
+_FIELD_OF_OPTION = {
+    **{
+        f"--{name.replace('_', '-')}": name
+        for name in (
+            "nodes",
+            "gpus_per_node",
+            "cpus_per_task",
+            "partition",
+            "account",
+            "qos",
+            "time",
+            "job_name",
+        )
+    },
+    **dict.fromkeys(("--ntasks", "--ntasks-per-node"), "tasks_per_node"),
+    "--gpus": "gpus_per_node",
+    "--signal": "signal_seconds",
+    **dict.fromkeys(("--requeue", "--no-requeue"), "requeue"),
+    "--export": "env",
+}
+"""Option of sbatch -> field that sets it."""
 _OPTIONAL_NUMBERS = ("tasks_per_node", "cpus_per_task", "signal_seconds", "save_seconds", "max_restarts")
 _PATTERNS = {
     "partition": _LIST,

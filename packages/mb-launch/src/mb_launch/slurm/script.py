@@ -109,7 +109,7 @@ def sbatch_script(job: SlurmJob, run: SlurmRun) -> str:
 
 
 def _sbatch_options(job: SlurmJob, run: SlurmRun) -> Iterator[str]:
-    """Yield the options of the script for sbatch; those of `SlurmJob.sbatch` are last, so that they prevail."""
+    """Yield the options of the script for sbatch; those of `SlurmJob.sbatch` are last, and replace those before."""
     yield f"--job-name={job.job_name or run.folder.name}"
     yield f"--nodes={job.nodes}"
     yield f"--ntasks-per-node={1 if job.ft_launcher else job.ranks_per_node}"

@@ -74,7 +74,7 @@ def test_an_argument_of_another_trainer_is_accepted_with_what_is_implemented():
     assert (adapters.a2a_experimental, adapters.dim) == (False, 8)
     with pytest.raises(FixedValueError, match=r"LoRA\.a2a_experimental: True is not supported"):
         LoRA(a2a_experimental=True)
-    with pytest.raises(FixedValueError, match=r"LoRA\.share_expert_adapters: True"):
-        adapters.share_expert_adapters = True
+    with pytest.raises(FixedValueError, match=r"LoRA\.experts_shared_outer_loras: True"):
+        adapters.experts_shared_outer_loras = True
     with pytest.raises(AttributeError, match="LoRA has no attribute 'rank'"):
         adapters.rank  # noqa: B018

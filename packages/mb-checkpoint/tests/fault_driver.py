@@ -8,6 +8,7 @@ only those after the commit, which delete the checkpoint before the previous one
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -34,15 +35,21 @@ from mb_checkpoint.formats.manifest import find_hash_mismatches, read_manifest  
 
 
 def fork_ranks(world, folder, work, *, grace=0.2, limit=90.0):
-    """Run `work(rank)` on forked ranks; return per rank what it returned, or how it ended."""
+    """Run `work(rank)` on forked ranks; return per rank what it returned, or how it ended.
+
+    A pipe that all processes of the run inherit is closed once the last one is dead: a writer that is killed after its
+    rank holds locks for a moment longer.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "store").unlink(missing_ok=True)
     children = {}
+    all_dead, inherited = os.pipe()
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
             _be_rank(rank, world, folder, work)
         children[pid] = rank
+    os.close(inherited)
     ended, deadline = {}, time.monotonic() + limit
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -59,6 +66,8 @@ def fork_ranks(world, folder, work, *, grace=0.2, limit=90.0):
                 os.kill(each, signal.SIGKILL)
         else:
             time.sleep(0.002)
+    assert select.select([all_dead], [], [], limit)[0], "a process outlives its rank"
+    os.close(all_dead)
     return [ended[rank] for rank in range(world)]
 
 

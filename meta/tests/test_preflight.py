@@ -142,12 +142,13 @@ def test_a_check_for_this_machine_takes_the_layers_that_a_run_would_have():
 
 
 def test_a_recipe_for_gpus_is_refused_here_and_passes_for_the_gpu_that_is_named():
-    words = ["check", "deepseek_v3", "--world-size", "1024"]
+    precision = "mixed_precision=bf16_with_fp8_current_scaling_mixed"
+    words = ["check", "deepseek_v3", "--world-size", "1024", precision]
     here = mb(*words)
     assert here.exit_code == 1
     assert (
         """\
-      Switch them off, or use transformer_impl "transformer_engine" on a GPU.
+      Unset fp8 and fp4, or use transformer_impl "transformer_engine" on a GPU.
       Or check it for the GPU that it is meant for (option --gpu of check and plan): this machine has none.
       model.transformer_impl from resolve: no Transformer Engine on this machine
 """

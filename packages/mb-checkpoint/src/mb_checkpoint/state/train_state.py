@@ -73,9 +73,9 @@ def decode_train_state(content: bytes, *, source: str) -> dict[str, bool | int |
             warnings.simplefilter("ignore")
             stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         counters = {name: value.item() for name, value in stored.items()}
-        counters |= {
-            name: int(counters[name]) for name in ("step", FLOPS) if name == "step" or name in counters
-        }
+        counters["step"] = int(counters["step"])
+        if FLOPS in counters:
+            counters[FLOPS] = int(counters[FLOPS])
     except Exception as error:  # a changed bit can make the reader of the pickle raise anything
         # torch's text about a pickle has many lines, and advises to unpickle without restrictions
         text = "" if isinstance(error, UnpicklingError) else f": {error}"

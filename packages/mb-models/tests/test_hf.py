@@ -35,6 +35,7 @@ from mb_models.hf.load import load_hf_weights, parameter_origins
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.save import save_hf_model
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
+from mb_models.hf.weight_tables import origin_of, output_tensor
 
 transformers = pytest.importorskip("transformers")
 
@@ -606,6 +607,20 @@ def test_a_folder_without_a_readable_config_is_rejected(text, message, tmp_path)
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(HuggingFaceError, match=message):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama-tied-llama3", "gpt-neox-sequential"])
+def test_a_tied_output_layer_with_other_values_is_rejected(kind, groups, tmp_path):
+    make(kind, tmp_path)
+    family, stored = FAMILIES[read_config(tmp_path)["model_type"]], weights(tmp_path)
+    rows = stored[
+        origin_of("output_layer.weight", family=family, layer=int, expert=int, tied=True).tensors[0]
+    ]
+    save_file({**stored, output_tensor(family): rows.clone()}, tmp_path / "model.safetensors")
+    imported(tmp_path, groups)
+    save_file({**stored, output_tensor(family): rows + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(HuggingFaceError, match=r"lm_head.weight differs|embed_out.weight differs"):
+        imported(tmp_path, groups)
 
 
 def test_a_folder_with_other_tensors_is_rejected(groups, tmp_path):

@@ -5,6 +5,7 @@ Shape letters: G query groups on this rank, R queries in a group, D channels of 
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -20,7 +21,7 @@ from mb_models.hf.family import HuggingFaceFamily, TensorOrigin
 from mb_models.hf.gated_delta_weights import convolution_rows, fuse_gated_delta, gates_after_queries
 from mb_models.hf.safetensors_files import TensorFolder
 from mb_models.hf.stacked_experts import read_expert, stacked_tensors
-from mb_models.hf.weight_tables import OUTPUT, origin_of
+from mb_models.hf.weight_tables import origin_of, output_tensor
 from mb_models.hybrid.config import mamba_heads
 
 logger = logging.getLogger(__name__)
@@ -45,11 +46,14 @@ def load_hf_weights(
             built with.
 
     Raises:
-        HuggingFaceError: a tensor is missing, is unused, or has another shape than the model expects.
+        HuggingFaceError: a tensor is missing, is unused, or has another shape than the model expects; or the output
+            layer is tied to the embedding, and the folder holds different values for the two.
     """
     groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
     family = FAMILIES[read_config(Path(folder))["model_type"]]
     loaded_names: set[str] = set()
+    tied = bool(chunks[0].share_embeddings_and_output_weights)
+    tied_output = output_tensor(family) if tied else ""
     with TensorFolder(Path(folder)) as stored:
         for parameter, value, origin in parameter_origins(chunks, groups, family):
             ranks = groups.expt_tp if ".experts." in parameter else groups.tp
@@ -64,6 +68,13 @@ def load_hf_weights(
                 source = source - origin.offset
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             loaded_names.update(origin.tensors)
+            if tied_output in stored.names() and origin.vocabulary:
+                output = replace(origin, tensors=(tied_output,))
+                (rows,) = read_parts(
+                    stored, output, value.shape, config=chunks[0].config, rank=rank, size=size
+                )
+                _require_tied(rows, source, name=tied_output, folder=folder)
+                loaded_names.add(tied_output)
         if stored.left_out and groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0:
             logger.warning(
                 "%s: %d tensors of an image encoder or of further tokens are not loaded",
@@ -71,8 +82,6 @@ def load_hf_weights(
                 stored.left_out,
             )
         unused = {name for name in stored.names() - loaded_names if not name.endswith(BUFFERS)}
-    if chunks[0].share_embeddings_and_output_weights:
-        unused.discard(OUTPUT)
     if unused and groups.pp.size() == groups.ep.size() == 1:
         raise HuggingFaceError(
             f"{folder}: {', '.join(sorted(unused)[:4])} ({len(unused)} tensors) belong to no parameter of the model, "
@@ -200,6 +209,15 @@ def fuse_parts(parts: Sequence[torch.Tensor], origin: TensorOrigin, *, config: A
     # [G, R D, H], [G, D, H], [G, D, H]
     grouped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
     return torch.cat(grouped, dim=1).flatten(0, 1)
+
+
+def _require_tied(output: torch.Tensor, embedding: torch.Tensor, *, name: str, folder: Path | str) -> None:
+    if not torch.equal(output, embedding):
+        raise HuggingFaceError(
+            f"{folder}: {name} differs from the embedding, and config.json has tie_word_embeddings=true, because the "
+            "two were trained apart or belong to different models. Set tie_word_embeddings to false in config.json to "
+            "load both, or remove the tensor."
+        )
 
 
 @torch.no_grad()

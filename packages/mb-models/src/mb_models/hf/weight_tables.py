@@ -322,6 +322,16 @@ _PARAMETER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<rest>.+)")
 _GROUPED = re.compile(r"\.experts\.(?P<linear>linear_fc[12])\.(?P<kind>weight|bias)(?P<expert>\d+)$")
 
 
+def _outside(family: HuggingFaceFamily) -> Mapping[str, TensorOrigin]:
+    return (family.outside or OUTSIDE) if family.hybrid is None else family.hybrid.outside
+
+
+def output_tensor(family: HuggingFaceFamily) -> str:
+    """Return the name of the output layer's tensor."""
+    (name,) = _outside(family)["output_layer.weight"].tensors
+    return name
+
+
 def origin_of(
     parameter: str,
     *,
@@ -344,7 +354,7 @@ def origin_of(
     """
     if tied and parameter == "output_layer.weight":
         parameter = "embedding.word_embeddings.weight"
-    outside = (family.outside or OUTSIDE) if family.hybrid is None else family.hybrid.outside
+    outside = _outside(family)
     if parameter in outside:
         return outside[parameter]
     inside = _PARAMETER.fullmatch(

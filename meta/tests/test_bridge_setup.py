@@ -13,7 +13,7 @@ mb_host.install()  # before megatron is imported
 mb_guard.install(quiet=True)
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
+from megatron.core.num_microbatches_calculator import get_num_microbatches, update_num_microbatches  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.utils import unwrap_model  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
@@ -35,6 +35,7 @@ from mb_trainer.bridge.recipes.utils.dataset_utils import (  # noqa: E402
 from mb_trainer.bridge.training.config import (  # noqa: E402
     ConfigContainer,
     DistributedDataParallelConfig,
+    TrainingConfig,
     apply_environment_variables,
 )
 from mb_trainer.bridge.training.gpt_step import forward_step  # noqa: E402
@@ -180,6 +181,25 @@ def test_an_optimizer_of_a_script_steps_at_the_rate_of_its_schedule(config):
         scheduler.step(increment=2)
     assert rates == [0.0, 0.25, 0.5]
     assert unwrap_model(model[0]).config.finalize_model_grads_func is not None
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        {"step_batch_size_schedule": f"0:4 {8 * SIZES['seq_length']}:8", "global_batch_size": None},
+        {"rampup_batch_size": [4, 4, 8], "global_batch_size": 8},
+    ],
+)
+def test_megatron_counts_the_microbatches_of_a_growing_batch(config, growth):
+    config.model, config.dataset = GPTModelProvider(**SIZES), None
+    config.train = TrainingConfig(train_iters=4, micro_batch_size=2, **growth)
+    config.validate()
+    initialize_megatron(config)
+    counts = []
+    for consumed in (0, 4, 8):
+        update_num_microbatches(consumed, consistency_check=False)
+        counts.append(get_num_microbatches())
+    assert counts == [2, 2, 4]
 
 
 @pytest.fixture(scope="module")

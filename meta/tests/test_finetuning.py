@@ -61,6 +61,9 @@ def test_samples_of_few_bits_fit_into_whole_blocks(length, refused):
     lengths = [f"model.seq_length={length}", f"dataset.seq_length={length}"]
     assert ("D83" in problems("model.fp8=hybrid", "model.bf16=true", *lengths)) is refused
     assert "D83" not in problems(*lengths)
+    halved = problems("model.fp8=hybrid", "model.bf16=true", "model.context_parallel_size=2", *lengths)
+    assert "D83" in halved  # 224 tokens are 112 on each rank
+    assert "D83" not in problems("model.context_parallel_size=2", *lengths)
 
 
 PACKS = "dataset.packed_sequence_specs={packed_sequence_size: 256}"

@@ -32,6 +32,7 @@ class Model:
         ),
         ({"fp8": "hybrid"}, BatchPadding(multiple=32)),
         ({"fp4": "e2m1", "context_parallel_size": 3}, BatchPadding(multiple=96, sequence_multiple=6)),
+        ({"fp8": "hybrid", "context_parallel_size": 2}, BatchPadding(multiple=64, sequence_multiple=4)),
         ({"pipeline_model_parallel_size": 2}, BatchPadding(to_max_length=True)),
         ({"expert_model_parallel_size": 2}, BatchPadding(to_max_length=True)),
         ({"tp_comm_overlap": True}, BatchPadding(to_max_length=True)),

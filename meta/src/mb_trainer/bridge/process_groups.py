@@ -144,6 +144,8 @@ def initialize_megatron(
             train.micro_batch_size,
             cfg.data_parallel_size,
             train.decrease_batch_size_if_needed,
+            step_batch_size_schedule=train.step_batch_size_schedule,
+            seq_length=cfg.model.seq_length,
         )
         opened.pop_all()
     return groups

@@ -219,21 +219,27 @@ def _endless_data(num_epochs, dataset__made_up, dataset__dataloader_type):
 
 @dataset_rule(
     "D83",
-    why=f"batches are then padded to a multiple of {QUANTIZED_BLOCK} tokens, and the longest would exceed seq_length",
-    fix=f"Set dataset.seq_length and model.seq_length to a multiple of {QUANTIZED_BLOCK}, or disable FP8 and FP4.",
+    why=f"batches are then padded to a multiple of {QUANTIZED_BLOCK} tokens on each context-parallel rank, and the "
+    "longest would exceed seq_length",
+    fix=f"Set dataset.seq_length and model.seq_length to a multiple of {QUANTIZED_BLOCK} times "
+    "model.context_parallel_size, or disable FP8 and FP4.",
     fails={"seq_length": 1000, "model__fp8": "hybrid", "made_up": False},
     passes={"seq_length": 1024},
 )
-def _partial_blocks(seq_length, model__fp8, model__fp4, packed_sequence_specs, made_up):
+def _partial_blocks(
+    seq_length, model__fp8, model__fp4, packed_sequence_specs, made_up, model__context_parallel_size
+):
     few_bits = f"fp8={model__fp8}" if model__fp8 else f"fp4={model__fp4}"
+    ranks = model__context_parallel_size or 1
     fine = (
         made_up is None
         or packed_sequence_specs is not None
         or not (model__fp8 or model__fp4)
         or not seq_length
-        or seq_length % QUANTIZED_BLOCK == 0
+        or seq_length % (ranks * QUANTIZED_BLOCK) == 0
     )
-    return None if fine else f"is {seq_length} with {few_bits}"
+    on_ranks = "" if ranks == 1 else f" and context_parallel_size={ranks}"
+    return None if fine else f"is {seq_length} with {few_bits}{on_ranks}"
 
 
 @dataset_rule(

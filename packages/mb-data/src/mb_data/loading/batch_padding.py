@@ -69,7 +69,7 @@ def required_padding(model: PaddedModel) -> BatchPadding:
     divisors = (
         slices,
         cp * tp if model.sequence_parallel else 1,
-        QUANTIZED_BLOCK if model.fp8 or model.fp4 else 1,
+        cp * QUANTIZED_BLOCK if model.fp8 or model.fp4 else 1,  # each rank quantizes its own tokens
     )
     return BatchPadding(
         to_max_length=model.pipeline_model_parallel_size > 1

@@ -9,7 +9,9 @@ import torch
 
 from mb_checkpoint import best_checkpoint
 from mb_loop import Callback
+from mb_loop.step.losses import reduce_losses
 from mb_models import EvaluationMetricsError
+from mb_models.evaluation.metrics import Logits, with_metrics
 from mb_trainer import UserCode, pretrain
 from mb_trainer.errors import UserCodeError
 from mb_trainer.requests import read_request
@@ -143,6 +145,22 @@ def test_training_steps_are_not_measured(tmp_path):
     code = UserCode(compute_metrics=lambda output: {"one": 1.0}, callbacks=[Steps()])
     pretrain(request.config, code=code, out=tmp_path, provenance=request.provenance, environment={})
     assert modes == [{"lm loss"}] * 4
+
+
+def test_a_microbatch_without_tokens_in_the_loss_is_left_out_of_a_mean():
+    def compute_metrics(output):
+        mask = output.loss_mask_BS
+        mean = (output.losses_BS * mask).sum() / mask.sum()
+        return {"mean": mean, "rows": torch.stack([mean * mask.sum(), mask.sum()])}
+
+    def logged(mask):
+        batch = {"labels_BS": torch.zeros(1, 2), "loss_mask_BS": torch.tensor([mask]), "logits": Logits()}
+        loss = with_metrics(lambda losses: (losses.sum(), losses.sum(), {}), compute_metrics, **batch)
+        return loss(torch.tensor([[3.0, 5.0]]))[2]
+
+    averages = reduce_losses([logged([1.0, 1.0]), logged([0.0, 0.0]), logged([1.0, 0.0])], groups=None)
+    assert averages["mean"] == (4 + 3) / 2
+    assert averages["rows"] == (3 + 5 + 3) / 3
 
 
 @pytest.mark.parametrize(

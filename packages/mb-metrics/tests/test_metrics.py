@@ -97,6 +97,15 @@ def test_mean_losses_leave_skipped_steps_out_and_keep_negative_and_nan(recorder)
     assert (interval.skipped_steps, interval.nonfinite_steps, len(interval.mean_losses)) == (1, 2, 2)
 
 
+def test_steps_in_which_nothing_was_counted_are_left_out_of_the_mean_of_a_metric(recorder):
+    metrics = Metrics([recorder], log_interval=3)
+    for step, accuracy in enumerate((0.25, math.nan, 0.75), start=1):
+        metrics.record(step, {"accuracy": accuracy, "recall": math.nan})
+    means = recorder.intervals[0].mean_losses
+    assert means["accuracy"] == 0.5
+    assert math.isnan(means["recall"])
+
+
 def test_mean_losses_of_skipped_steps_alone_are_theirs(recorder):
     Metrics([recorder], log_interval=1).record(1, {"a": math.inf}, skipped=True)
     assert recorder.intervals[0].mean_losses == {"a": math.inf}

@@ -105,15 +105,19 @@ class LogInterval:
         return self.means(is_averaged)
 
     def means(self, selects: Callable[[str], bool]) -> dict[str, float]:
-        """Return the mean of each selected metric, over the same steps as `mean_losses`."""
+        """Return the mean of each selected metric, over the same steps as `mean_losses`.
+
+        A step in which a metric other than a loss is NaN is left out: nothing was counted in it.
+        """
         rows = [row for row in self.rows if not row.skipped] or self.rows
         sums: dict[str, tuple[float, int]] = {}
         for row in rows:
             for name, value in row.values.items():
                 if selects(name):
-                    total, count = sums.get(name, (0.0, 0))
-                    sums[name] = (total + value, count + 1)
-        return {name: total / count for name, (total, count) in sums.items()}
+                    total, count = sums.setdefault(name, (0.0, 0))
+                    if is_loss(name) or not math.isnan(value):
+                        sums[name] = (total + value, count + 1)
+        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
     @property
     def latest(self) -> dict[str, float]:

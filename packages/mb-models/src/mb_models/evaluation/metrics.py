@@ -64,9 +64,9 @@ class EvaluationOutput:
 
 
 ComputeMetrics = Callable[[EvaluationOutput], Mapping[str, Any]]
-"""Returns metrics by name: a number, which is averaged over microbatches, or tensor([sum, count]), whose sums over all
-microbatches and data-parallel ranks are divided. Called on all ranks of the last pipeline stage, which return the same
-names in the same order."""
+"""Returns metrics by name: a number, which is averaged over microbatches that have a token in the loss, or
+tensor([sum, count]), whose sums over all microbatches and data-parallel ranks are divided. Called on all ranks of the
+last pipeline stage, which return the same names in the same order."""
 
 
 @contextmanager
@@ -109,7 +109,10 @@ def with_metrics(
             raise EvaluationMetricsError(
                 f"compute_metrics: returned a {type(computed).__name__}, not metrics by name. Return a dictionary."
             )
-        metrics = {str(name): _metric(str(name), value, loss.device) for name, value in computed.items()}
+        counted = (loss_mask_BS != 0).any()
+        metrics = {
+            str(name): _metric(str(name), value, counted.to(loss.device)) for name, value in computed.items()
+        }
         if same := logged.keys() & metrics.keys():
             raise EvaluationMetricsError(
                 f"compute_metrics: {', '.join(sorted(same))} is the name of a loss. Use another name."
@@ -119,10 +122,13 @@ def with_metrics(
     return measured
 
 
-def _metric(name: str, value: Any, device: torch.device) -> torch.Tensor:
-    """Return a metric as a float32 tensor on a device: one number, or sum and count."""
+def _metric(name: str, value: Any, counted: torch.Tensor) -> torch.Tensor:
+    """Return sum and count of a metric as float32, on the device of `counted`, which is False to leave a number out.
+
+    A microbatch that fills the last batch of a set has no token in the loss, so that a mean over its tokens is NaN.
+    """
     try:
-        metric = torch.as_tensor(value, dtype=torch.float32, device=device).detach()
+        metric = torch.as_tensor(value, dtype=torch.float32, device=counted.device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise EvaluationMetricsError(
             f"compute_metrics: {name} is a {type(value).__name__}, not a number. Return a number, or a tensor of sum "
@@ -132,4 +138,5 @@ def _metric(name: str, value: Any, device: torch.device) -> torch.Tensor:
         raise EvaluationMetricsError(
             f"compute_metrics: {name} has {metric.numel()} elements. Return a number, or a tensor of sum and count."
         )
-    return metric.reshape(-1)
+    total, count = metric.reshape(-1) if metric.numel() == 2 else (metric.reshape(()), counted.float())
+    return torch.stack([torch.where(count == 0, 0.0, total), count])

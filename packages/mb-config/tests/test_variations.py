@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from mb_config import (
     ConfigReadError,
@@ -14,7 +15,7 @@ from mb_config import (
     split_yaml,
     to_axes,
 )
-from mb_config.overrides.variations import to_hydra_text
+from mb_schema.hydra_text import hydra_quoted, to_hydra_text
 
 
 @dataclass(kw_only=True)
@@ -132,5 +133,13 @@ def test_every_value_that_does_not_fit_is_reported():
     assert all(text in str(rejected.value) for text in ("two", "3.5"))
 
 
-def test_values_in_hydras_grammar():
-    assert to_hydra_text({"a": [1, None, True, "b\\'c"]}) == "{a:[1,null,true,'b\\\\\\'c']}"
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 1, -2.5e-7, "it's", r"\\server\x", r"a\'b", "end\\", "a\\\n", '"', "null", "1", "1e5", "True", "NaN",
+     "", "a b,c=d", "/data/x.y", "C:x", "bf16_mixed", "a-b", ["a", [1, None], "x,y"], {"a": "it's", "b": [True]}],
+)  # fmt: skip
+def test_hydra_reads_back_what_is_written(value):
+    parser = OverridesParser.create()
+    assert parser.parse_override(f"a={to_hydra_text(value)}").value() == value
+    if isinstance(value, str):
+        assert parser.parse_override("a=" + hydra_quoted(value, quote='"')).value() == value

@@ -16,7 +16,7 @@ from mb_guard.report import FaultStatus, GuardReport, State
 from mb_guard.sources import installed_hash
 from mb_guard.targets import Target, find_copies
 from mb_guard.versions import installed_version, within
-from mb_schema.after_import import AfterImport
+from mb_schema.import_hook import ImportHook
 
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -164,7 +164,7 @@ class Guard:
                 check.watch(module)
             missing.pop(module.__name__)
         if missing:
-            sys.meta_path.insert(0, AfterImport(missing))
+            sys.meta_path.insert(0, ImportHook(after=missing))
 
     def _faults_in(self, *states: State) -> list[Fault]:
         return [status.fault for status in self.statuses.values() if status.state in states]

@@ -24,7 +24,7 @@ from mb_host.megatron.grouped_experts import STAND_INS as EXPERT_STAND_INS
 from mb_host.megatron.kernels import STAND_INS as KERNEL_STAND_INS
 from mb_host.megatron.mimo_bridge import STAND_INS as BRIDGE_STAND_INS
 from mb_host.megatron.patches import ALL_PATCHES, patch_callbacks
-from mb_schema.after_import import AfterImport
+from mb_schema.import_hook import ImportHook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
     if _reports:
         return _reports[0]
     defer_import("wandb")
-    after_import = AfterImport(
-        {
+    hook = ImportHook(
+        after={
             **patch_callbacks(tuple(patches)),
             **KERNEL_STAND_INS,
             **EXPERT_STAND_INS,
@@ -95,14 +95,12 @@ def install(*, force: bool = False, quiet: bool = True, patches: Iterable[str] =
             reason=f"a GPU is available ({torch.cuda.get_device_name()}), so torch is not changed",
         )
     else:
-        report = _install_on_host(
-            after_import, quiet=quiet, cause="force=True" if force else "no GPU is available"
-        )
+        report = _install_on_host(hook, quiet=quiet, cause="force=True" if force else "no GPU is available")
     _reports.append(report)
     return report
 
 
-def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> HostReport:
+def _install_on_host(hook: ImportHook, *, quiet: bool, cause: str) -> HostReport:
     """Replace torch's CUDA calls, and patch modules of Megatron when they are imported.
 
     Raises:
@@ -123,7 +121,7 @@ def _install_on_host(after_import: AfterImport, *, quiet: bool, cause: str) -> H
     keep_large_blocks()
     use_signal_stack()
     share_gloo_device()
-    sys.meta_path.insert(0, after_import)
+    sys.meta_path.insert(0, hook)
     return HostReport(active=True, reason=f"{cause}, so CUDA calls run on the CPU")
 
 

@@ -247,8 +247,11 @@ class _SectionEditor:
             raise MaskedValueError(path=path)
         self.reader.hidden.add(path)
 
-    def _set_field(self, section: Any, key: str, value: Any, *, path: str) -> None:
-        """Set a field of a section. A mapping changes the parts that it names, if the current value has any."""
+    def _set_field(self, section: Any, key: str, value: Any, *, path: str, new_keys: bool = False) -> None:
+        """Set a field of a section. A mapping changes the parts that it names, if the current value has any.
+
+        With `new_keys`, a field that is a mapping takes any key.
+        """
         names = section_fields(section)
         if key not in names:
             alias = _alias(section, key)
@@ -264,7 +267,12 @@ class _SectionEditor:
             if is_frozen(current):
                 current = copy(current)  # the default of a field is shared
                 self.assign(section, key, current, path=path)
-            self.merge(current, value, path=path, types=MappingTypes.of(annotation, free=is_open(annotation)))
+            self.merge(
+                current,
+                value,
+                path=path,
+                types=MappingTypes.of(annotation, free=new_keys or is_open(annotation)),
+            )
             return
         if isinstance(value, str) and path in self.section_factories:
             made = self._made_from_name(value, path=path)
@@ -280,9 +288,7 @@ class _SectionEditor:
         name, *keys = alias.split(".")
         for key in reversed(keys):
             value = {key: value}
-        adding, self.adding = self.adding, True
-        self._set_field(section, name, value, path=join(path.rpartition(".")[0], name))
-        self.adding = adding
+        self._set_field(section, name, value, path=join(path.rpartition(".")[0], name), new_keys=True)
 
     def _made_from_name(self, name: str, *, path: str) -> Any:
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from mb_config.cli.message_text import truncate
 from mb_config.errors import OverrideError
+from mb_schema.hydra_text import hydra_quoted
 from mb_schema.secrets import masked_text
 
 _DASHED = re.compile(r"--?(?P<path>[A-Za-z_]\w*(\.\w+)+)(?P<value>=.*)?", re.DOTALL)
@@ -47,8 +48,7 @@ def quoted_override(path: str, value: str) -> str:
     """Return the override that sets a field to a text, quoted for a shell."""
     if value.startswith("~/"):
         return f'{path}="$HOME{value[1:]}"'
-    text = value.replace("\\", "\\\\").replace('"', '\\"')
-    return shlex.quote(f'{path}="{text}"')
+    return shlex.quote(f"{path}=" + hydra_quoted(value, quote='"'))
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from mb_config.container.codec import NO_TARGETS, TARGET, join
 from mb_config.container.field_types import dataclasses_of, hints, is_open, options
 from mb_config.errors import ConfigReadError, OverrideError, raise_errors
 from mb_config.overrides.apply import SECTION_FACTORIES, SectionFactories, apply_overrides
+from mb_schema.hydra_text import to_hydra_text
 from mb_schema.rules import value_at
 
 
@@ -137,20 +138,6 @@ def to_axes(
         axes.append(Variation(path=variation.path, values=tuple(typed)))
     raise_errors(errors)
     return tuple(axes)
-
-
-def to_hydra_text(value: object) -> str:
-    """Return a value in Hydra's grammar."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{to_hydra_text(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(to_hydra_text, value)) + "]"
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
 
 
 def _reduce(

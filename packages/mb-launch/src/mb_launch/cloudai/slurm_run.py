@@ -3,7 +3,6 @@
 The arguments keep their meaning; the names on the right are those of Megatron-Bridge's configuration.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mb_launch.cloudai.definition import (
     load_test_definition,
 )
 from mb_launch.errors import LauncherError
+from mb_schema.hydra_text import to_hydra_text
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "tp": ("model.tensor_model_parallel_size",),
@@ -198,7 +198,7 @@ def _overrides(name: str, value: object) -> Iterator[str]:
         CloudaiTestError: The value is a list, which describes several launches.
     """
     if name in _LISTS:
-        value = [*list_items(value)]
+        value = [int(item) if item.isdecimal() else item for item in list_items(value)]
         if name == "recompute_modules" and value:
             yield "model.recompute_granularity=selective"
     elif isinstance(value, list):
@@ -210,20 +210,4 @@ def _overrides(name: str, value: object) -> Iterator[str]:
     elif name == "vp" and value == 1:
         value = None
     for field in FIELDS[name]:
-        yield f"{field}={_text(value)}"
-
-
-def _text(value: object) -> str:
-    """Return a value as the right side of an override, in Hydra's grammar."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    text = str(value)
-    if not isinstance(value, str) or re.fullmatch(r"[\w./:+-]+", text):
-        return text
-    # within quotes, a backslash that precedes a quote is an escape
-    inner = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + (found[2] and "\\'"), text)
-    return f"'{inner}'"
+        yield f"{field}={to_hydra_text(value)}"

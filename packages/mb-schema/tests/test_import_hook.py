@@ -1,10 +1,11 @@
-"""Import hook that calls a function after the import of a module."""
+"""Import hook that calls functions before and after the code of a module."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-from mb_schema.after_import import AfterImport
+from mb_schema.import_hook import ImportHook
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def finder(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "fresh_module", raising=False)
 
     def install(callbacks):
-        monkeypatch.setattr(sys, "meta_path", [AfterImport(callbacks), *sys.meta_path])
+        monkeypatch.setattr(sys, "meta_path", [ImportHook(after=callbacks), *sys.meta_path])
 
     return install
 
@@ -42,3 +43,15 @@ def test_other_modules_and_missing_ones_are_unaffected(finder):
     assert fresh_module.VALUE == 1
     with pytest.raises(ModuleNotFoundError, match="fresh_module_that_is_not_there"):
         import fresh_module_that_is_not_there  # noqa: F401
+
+
+def test_before_runs_while_the_module_is_not_there_and_not_when_it_is_searched(monkeypatch, finder):
+    present = []
+    finder({})
+    hook = ImportHook(before={"fresh_module": lambda: present.append("fresh_module" in sys.modules)})
+    monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
+    assert find_spec("fresh_module") is not None
+    assert present == []
+    import fresh_module  # noqa: F401
+
+    assert present == [False]

@@ -67,7 +67,7 @@ def tune(
         f"measured on {device}, {date.today().isoformat()}. Use it with --config {out.name}.",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(override_file(found, heading=heading, fixed=fixed))
+    out.write_text(override_file(found, heading=heading, fixed=fixed), encoding="utf-8")
     print(table(found))
     kept = " ".join(found.kept) or "nothing"
     print(f"{kept}: {found.speedup:.2f} times as fast; written to {out}")

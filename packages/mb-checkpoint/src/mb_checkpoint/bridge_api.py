@@ -74,7 +74,7 @@ def read_metadata(tracker_filename: str) -> tuple[int, bool]:
     path = Path(tracker_filename)
 
     def read() -> tuple[int, bool]:
-        text = path.read_text(errors="replace").strip()
+        text = path.read_text(errors="replace", encoding="utf-8").strip()
         if text == "release":
             return 0, True
         if not text.isdecimal() or not int(text):

@@ -127,7 +127,9 @@ def writer_lock(
 
     with exclusive_lock(root, refusal, timeout_seconds=timeout_seconds, clock=clock, sleep=sleep):
         with suppress(OSError):
-            (root / WRITER_FILE).write_text(f"process {os.getpid()} on {socket.gethostname()} ({run})")
+            (root / WRITER_FILE).write_text(
+                f"process {os.getpid()} on {socket.gethostname()} ({run})", encoding="utf-8"
+            )
         try:
             yield
         finally:
@@ -192,6 +194,6 @@ def _acquire(
 def describe_writer(root: Path) -> str:
     """Return the description of the holder of `writer_lock`; "another process" if there is none."""
     try:
-        return (root / WRITER_FILE).read_text(errors="replace").strip() or "another process"
+        return (root / WRITER_FILE).read_text(errors="replace", encoding="utf-8").strip() or "another process"
     except OSError:
         return "another process"

@@ -64,7 +64,7 @@ def load_or_build(
 def one_builder(folder: Path) -> Iterator[None]:
     """Wait for another process that builds the folder. A file system without locks lets both build it."""
     file = folder.with_name(f".lock-{folder.name}")
-    with file.open("w") as lock:
+    with file.open("w", encoding="utf-8") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:

@@ -24,7 +24,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         path = Path(arguments[0])
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UnreadableSettingsError(
                 f"{path}: cannot be read ({error}). Name a script, a YAML file or flags."

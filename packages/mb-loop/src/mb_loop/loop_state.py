@@ -106,7 +106,7 @@ class LoopConfig:
     def to_yaml(self, path: Path | str) -> None:
         """Write the settings to a file, as a checkpointer does with each checkpoint. JSON is YAML."""
         values = asdict(self, dict_factory=_as_json)
-        Path(path).write_text(json.dumps(values, indent=2, default=str) + "\n")
+        Path(path).write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def _as_json(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:

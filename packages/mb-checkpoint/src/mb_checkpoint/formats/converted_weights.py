@@ -71,7 +71,7 @@ def convert_once(
         return
     folder = target.parent
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+    with (folder.parent / f".{folder.name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if why_not_a_checkpoint(target) is None:
             return

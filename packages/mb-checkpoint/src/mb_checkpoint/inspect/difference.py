@@ -89,7 +89,10 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _changed_lines(old: Path, new: Path) -> tuple[str, ...]:
-    lines = [path.read_text(errors="replace").splitlines() if path.is_file() else [] for path in (old, new)]
+    lines = [
+        path.read_text(errors="replace", encoding="utf-8").splitlines() if path.is_file() else []
+        for path in (old, new)
+    ]
     gone = [f"- {line}" for line in lines[0] if line not in lines[1]]
     return (*gone, *(f"+ {line}" for line in lines[1] if line not in lines[0]))
 

@@ -351,7 +351,7 @@ def _step_in(path: Path) -> int | None:
     """Return the step that a tracker names; None for released weights, which have no step."""
     if path.name == STATE_TRACKER:
         return int(read_train_state(path)["step"])
-    content = path.read_text(errors="replace").strip()
+    content = path.read_text(errors="replace", encoding="utf-8").strip()
     if content == "release" and (path.parent / content).is_dir():
         return None
     if not content.isdecimal():

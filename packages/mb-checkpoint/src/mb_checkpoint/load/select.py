@@ -242,7 +242,7 @@ def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
             passed.append(SkippedCheckpoint(path=state, reason=f"cannot be read ({error.strerror})"))
     if text.is_file():
         try:
-            content = text.read_text(errors="replace").strip()
+            content = text.read_text(errors="replace", encoding="utf-8").strip()
         except OSError as error:
             passed.append(SkippedCheckpoint(path=text, reason=f"cannot be read ({error.strerror})"))
             return None
@@ -262,7 +262,7 @@ def tracked_steps(root: Path) -> frozenset[int]:
     with suppress(TrainStateError, OSError):
         steps.add(int(read_train_state(root / STATE_TRACKER)["step"]))
     with suppress(ValueError, OSError):
-        steps.add(int((root / STEP_TRACKER).read_text()))
+        steps.add(int((root / STEP_TRACKER).read_text(encoding="utf-8")))
     return frozenset(steps)
 
 

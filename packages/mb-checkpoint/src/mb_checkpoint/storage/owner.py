@@ -198,14 +198,14 @@ def put_json(storage: Storage, name: str, body: dict[str, Any]) -> None:
     """
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "file")
-        file.write_text(json.dumps(body) + "\n")
+        file.write_text(json.dumps(body) + "\n", encoding="utf-8")
         storage.put(file, name)
 
 
 def _process(number: int) -> str:
     """Return number and start time of a process, which no other one of this machine has."""
     try:
-        status = Path(f"/proc/{number}/stat").read_text()
+        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
     except OSError:
         return str(number)
     return f"{number}-{status.rpartition(')')[2].split()[_START_TIME]}"

@@ -43,7 +43,7 @@ def import_args(
         print(text, end="")
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        out.write_text(text, encoding="utf-8")
     for line in report(conversion, script, out=out, program=program):
         print(line, file=sys.stderr)
     return DONE

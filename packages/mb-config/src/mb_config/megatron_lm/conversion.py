@@ -144,6 +144,6 @@ def _reason_dropped(dest: str, arguments: Arguments) -> str | None:
 def section_defaults() -> Mapping[str, Any]:
     """Return path -> default of this project, for the fields that the functions of this module set."""
     found: dict[str, Any] = json.loads(
-        files("mb_config.megatron_lm").joinpath("section_defaults.json").read_text()
+        files("mb_config.megatron_lm").joinpath("section_defaults.json").read_text(encoding="utf-8")
     )
     return found

@@ -47,7 +47,7 @@ class Flag:
 @cache
 def read_flags() -> Mapping[str, Flag]:
     """Return the flags by dest."""
-    table = json.loads(files("mb_config.megatron_lm").joinpath("flags.json").read_text())
+    table = json.loads(files("mb_config.megatron_lm").joinpath("flags.json").read_text(encoding="utf-8"))
     return {
         dest: Flag(dest=dest, **{**row, "choices": tuple(row.get("choices", ()))})
         for dest, row in table.items()

@@ -291,14 +291,14 @@ def write_samples(
                 left_out=total.left_out + count.left_out,
             )
     np.save(folder / _STARTS, np.array(starts, np.int64))
-    (folder / _RECORD).write_text(json.dumps(asdict(total)))
+    (folder / _RECORD).write_text(json.dumps(asdict(total)), encoding="utf-8")
     return total
 
 
 def load_samples(folder: Path, *, reused: bool) -> TokenizedSamples | None:
     """Return the samples in a folder; None if they are missing or damaged."""
     try:
-        record: dict[str, Any] = json.loads((folder / _RECORD).read_text())
+        record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         starts = np.load(folder / _STARTS)
         tokens = np.memmap(folder / _TOKENS, np.int32, mode="r")
         loss_mask = np.memmap(folder / _LOSS_MASK, np.uint8, mode="r")

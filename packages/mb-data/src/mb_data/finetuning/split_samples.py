@@ -130,7 +130,7 @@ def write_addition_samples(config: SumsFinetuningConfig) -> Path:
         for split, part in {**_HELD_OUT, "training": 1.0}.items():
             end = len(pairs) if part == 1.0 else begin + max(1, round(part * len(pairs)))
             lines = [_format_line(*divmod(int(pair), size)) for pair in pairs[begin:end]]
-            (building / f"{split}.jsonl").write_text("".join(lines))
+            (building / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
             begin = end
 
     return load_or_build(folder, load=_load, build=build)

@@ -91,7 +91,7 @@ def _mapped(maps: str) -> dict[str, int]:
     """Return the end of the mapped part of each data file, in bytes."""
     # a line: address range, permissions, offset in the file, device, inode, and the path of the file if there is one
     ends: dict[str, int] = {}
-    for line in Path(maps).read_text(errors="replace").splitlines():
+    for line in Path(maps).read_text(errors="replace", encoding="utf-8").splitlines():
         addresses, _permissions, offset, _device, _inode, *path = line.split(maxsplit=5)
         name = "".join(path).removesuffix(" (deleted)")
         if name.endswith(SUFFIXES):

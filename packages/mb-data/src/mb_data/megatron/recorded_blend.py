@@ -121,7 +121,7 @@ class RecordedBlend(BlendedDataset):  # type: ignore[misc] # Megatron Core has n
     @property
     def unique_description(self) -> str:
         """Settings and datasets of the blend, as JSON."""
-        return self._description.read_text()
+        return self._description.read_text(encoding="utf-8")
 
 
 def is_recordable(config: Any) -> bool:

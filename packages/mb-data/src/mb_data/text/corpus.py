@@ -168,13 +168,13 @@ def _tokenize(
                 progress("tokenize", num_done, len(files))
     tokens = {split: writers[split].summary.tokens if split in writers else 0 for split in SPLITS}
     record = {"tokens": tokens, "files": documents | {"skipped": skipped}}
-    (folder / _RECORD).write_text(json.dumps(record, indent=1))
+    (folder / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def _load(folder: Path, *, reused: bool) -> TokenizedCorpus | None:
     """Return the tokenized corpus in a folder; None if it is missing or damaged."""
     try:
-        record: dict[str, dict[str, Any]] = json.loads((folder / _RECORD).read_text())
+        record: dict[str, dict[str, Any]] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         prefixes = {split: str(folder / split) for split in SPLITS if record["files"][split]}
         if any(verify_prefix(prefix).tokens != record["tokens"][split] for split, prefix in prefixes.items()):
             return None

@@ -79,7 +79,7 @@ def _is_eligible(left: Tensor, right: Tensor) -> bool:
 
 def _vendor(cpu_info: Path) -> str | None:
     try:
-        lines = cpu_info.read_text().splitlines()
+        lines = cpu_info.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), None)

@@ -153,7 +153,7 @@ def team_size() -> int | None:
 def processor_name(description: str | Path = "/proc/cpuinfo") -> str:
     """Return the model of the processor, or its architecture if the system does not provide it."""
     try:
-        lines = Path(description).read_text().splitlines()
+        lines = Path(description).read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

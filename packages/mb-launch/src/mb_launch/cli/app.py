@@ -211,7 +211,7 @@ def logs(
             return
         for file in log_files(run, rank=rank):
             print(f"==> {file} <==")
-            for line in file.read_text(errors="replace").splitlines()[-lines:]:
+            for line in file.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:]:
                 print(line)
 
 

@@ -96,11 +96,11 @@ def write_report(run: TestRun) -> Path:
     seconds, tflops = _series(run)
     log = Path(run.output_path) / LAUNCHER_LOG
     if not seconds:
-        report.write_text(f"No step was found in {log}.\n")
+        report.write_text(f"No step was found in {log}.\n", encoding="utf-8")
         return report
     parts: Mapping[str, list[float]] = {"Step Time (s)": seconds, "TFLOP/s per GPU": tflops}
     tables = [f"{title}\n{SeriesStatistics.of(series)}" for title, series in parts.items()]
-    report.write_text("\n\n".join([f"Source log: {log}", *tables]) + "\n")
+    report.write_text("\n\n".join([f"Source log: {log}", *tables]) + "\n", encoding="utf-8")
     return report
 
 

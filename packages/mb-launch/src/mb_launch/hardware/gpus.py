@@ -144,7 +144,7 @@ def numa_node_of(bus_id: str | None, *, system: Path = SYSTEM) -> int | None:
     if bus_id is None:
         return None
     try:
-        node = int((system / "bus/pci/devices" / bus_id / "numa_node").read_text())
+        node = int((system / "bus/pci/devices" / bus_id / "numa_node").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
@@ -163,14 +163,16 @@ def _from_driver(sources: GpuSources) -> list[GpuFacts]:
     """Return the GPUs that the driver lists in /proc, without their memory."""
     version = None
     try:
-        text = (sources.driver.parent / "version").read_text()
+        text = (sources.driver.parent / "version").read_text(encoding="utf-8")
         version = (re.findall(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text) or [None])[0]
     except OSError:
         pass
     gpus = []
     for information in sorted(sources.driver.glob("*/information")):
         values = dict(
-            re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", information.read_text(), flags=re.MULTILINE)
+            re.findall(
+                r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", information.read_text(encoding="utf-8"), flags=re.MULTILINE
+            )
         )
         gpus.append(
             GpuFacts(

@@ -129,7 +129,7 @@ def numa_nodes(*, system: Path = SYSTEM) -> dict[int, tuple[int, ...]]:
     cpus_of_node = {}
     for folder in (system / "devices/system/node").glob("node[0-9]*"):
         try:
-            cpus = cpus_in((folder / "cpulist").read_text())
+            cpus = cpus_in((folder / "cpulist").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if cpus:

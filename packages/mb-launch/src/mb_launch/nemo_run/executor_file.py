@@ -60,7 +60,7 @@ def read_executor(text: str, settings: Sequence[str] = ()) -> ExecutorRequest:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        content = load_settings(file.read_text(), yaml)
+        content = load_settings(file.read_text(encoding="utf-8"), yaml)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ExecutorFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

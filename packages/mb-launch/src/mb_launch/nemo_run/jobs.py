@@ -30,7 +30,7 @@ def record_nemo_run_job(folder: Path, job: NemoRunJob) -> None:
     """Append a job to the file of a run folder."""
     file = folder / _FILE
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as jobs:
+    with file.open("a", encoding="utf-8") as jobs:
         jobs.write(json.dumps(asdict(job)) + "\n")
 
 
@@ -44,7 +44,7 @@ def read_nemo_run_jobs(folder: Path) -> list[NemoRunJob]:
     if not file.is_file():
         return []
     jobs = []
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         try:
             job = NemoRunJob(**json.loads(line))
         except (TypeError, ValueError) as error:

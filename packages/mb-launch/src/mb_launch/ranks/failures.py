@@ -102,7 +102,7 @@ def stop_was_requested(environment: Mapping[str, str]) -> bool:
 
 def read_failures(folder: Path) -> list[Failure]:
     """Return all recorded failures."""
-    return [Failure(**json.loads(file.read_text())) for file in folder.glob("failure-*.json")]
+    return [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in folder.glob("failure-*.json")]
 
 
 class EndedProcess(Protocol):
@@ -176,7 +176,7 @@ def common_rerun_code(exit_codes: Sequence[int]) -> int | None:
 def stderr_tail(logs: Path | None, rank: int, *, lines: int = 20) -> str:
     """Return a heading and the end of a rank's stderr; "" if it was not kept or is empty."""
     for file in logs.glob(f"*/attempt_*/{rank}/stderr.log") if logs else ():
-        end = file.read_text(errors="replace").splitlines()[-lines:]
+        end = file.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:]
         if end:
             return STDERR_HEADING + "\n".join(end)
     return ""
@@ -191,7 +191,7 @@ def print_once(text: str, *, environment: Mapping[str, str], is_logging_rank: bo
     """
     own_file = environment.get(TORCHRUN_ERROR_FILE)
     if own_file and (shared := Path(own_file).parent.parent).is_dir():
-        with (shared / "reported").open("a+") as reported:
+        with (shared / "reported").open("a+", encoding="utf-8") as reported:
             # The lock is held while printing: a rank that returned earlier could end the process that prints.
             fcntl.flock(reported, fcntl.LOCK_EX)
             if reported.seek(0, os.SEEK_END) == 0:

@@ -50,7 +50,7 @@ def at_work(environment: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     process = os.getpid()
-    mark.write_text(str(process))
+    mark.write_text(str(process), encoding="utf-8")
     try:
         yield
     finally:
@@ -215,7 +215,7 @@ class LeftRanks:
         processes: dict[int, int] = {}
         for mark in self._folder.glob(f"{state}-*"):
             with suppress(OSError, ValueError):  # it is written or changed at the moment
-                processes[_rank_of(mark)] = int(mark.read_text())
+                processes[_rank_of(mark)] = int(mark.read_text(encoding="utf-8"))
         return processes
 
 

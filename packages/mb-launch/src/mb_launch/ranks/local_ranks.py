@@ -235,7 +235,7 @@ def forwarded_signals(signals: Set[int], *, mark: Path | None = None) -> Iterato
         if mark is not None:
             mark.touch()
         if number == signal.SIGHUP and terminals:  # it has ended: printing would raise
-            with Path(os.devnull).open("w") as nowhere:
+            with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
                 for terminal in terminals:
                     os.dup2(nowhere.fileno(), terminal)
         for child in psutil.Process().children():

@@ -31,7 +31,7 @@ def read_cluster(file: Path, name: str) -> dict[str, Any]:
         ClustersFileError: The file cannot be read, has no such cluster, or has an unknown key in any cluster.
     """
     try:
-        clusters = load_settings(file.read_text(), yaml)
+        clusters = load_settings(file.read_text(encoding="utf-8"), yaml)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ClustersFileError(f"{file}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(clusters, dict) or not all(isinstance(each, dict) for each in clusters.values()):

@@ -70,7 +70,7 @@ def submit(
         )
     run.logs.mkdir(parents=True, exist_ok=True)
     script = run.logs / "job.sh"
-    with tempfile.NamedTemporaryFile("w", dir=run.logs, delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=run.logs, delete=False, encoding="utf-8") as file:
         file.write(sbatch_script(job, run))
     Path(file.name).replace(script)
     numbers = []
@@ -83,7 +83,7 @@ def submit(
 
 def record_job(folder: Path, number: int) -> None:
     """Append the number of a job to the file of a run folder."""
-    with (folder / "slurm" / _JOBS_FILE).open("a") as jobs:
+    with (folder / "slurm" / _JOBS_FILE).open("a", encoding="utf-8") as jobs:
         jobs.write(json.dumps({"job": number, "time": time.time()}) + "\n")
 
 

@@ -148,7 +148,7 @@ def _read_starts(file: Path, *, world_size: int) -> "_JobStarts":
     """
     start: tuple[datetime, float] | None = None
     operations, pending, operations_at_last = 0.0, 0.0, 0.0
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+    for line in file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else ():
         entry = _entry(line)
         if entry is None:
             continue

@@ -114,7 +114,7 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     began, log = time.monotonic(), run / "output.txt"
     command, environment = list(make_command(run, request)), {**inherited, **request.variables()}
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         try:
             code = subprocess.run(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
@@ -122,7 +122,7 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
         except OSError as error:
             raise BenchCommandError(f"{name}: cannot be started ({error}). Check the command.") from error
     if code != 0:
-        last = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+        last = "\n".join(log.read_text(errors="replace", encoding="utf-8").splitlines()[-_LAST_LINES:])
         kind = BenchCommandError if code == BAD_INPUT else BenchRunError
         seconds = time.monotonic() - began
         raise kind(
@@ -136,6 +136,6 @@ def measure_once(name: str, make_command: MakeCommand, run: Path, plan: BenchPla
             f"mb_metrics.bench.request.bench_callbacks. Add it to the callbacks."
         )
     if request.trace is not None:
-        table = kernel_table(json.loads(request.trace.read_text()), steps=request.profiled)
-        (run / "kernels.json").write_text(json.dumps(table, indent=1))
-    return BenchResult.from_dict(json.loads(request.result.read_text()))
+        table = kernel_table(json.loads(request.trace.read_text(encoding="utf-8")), steps=request.profiled)
+        (run / "kernels.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
+    return BenchResult.from_dict(json.loads(request.result.read_text(encoding="utf-8")))

@@ -197,7 +197,7 @@ def _settings_file(features: Mapping[str, Any] | str, folder: Path, rank: int) -
     if isinstance(features, (str, Path)):
         return str(features)
     path = folder / f"tensor_inspect_rank{rank}.yaml"
-    path.write_text(json.dumps(features, indent=1))
+    path.write_text(json.dumps(features, indent=1), encoding="utf-8")
     return str(path)
 
 

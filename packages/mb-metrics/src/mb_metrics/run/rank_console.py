@@ -209,7 +209,7 @@ class FaultTolerantStream:
                 raise
             self._is_lost = True
             name = str(getattr(self._stream, "name", "stream")).strip("<>")
-            with suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
+            with suppress(OSError, ValueError), Path(os.devnull).open("w", encoding="utf-8") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
             reason = getattr(error, "strerror", None) or str(error)
             self._warn(

@@ -111,5 +111,5 @@ class TrackerRunFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(self._path.name + ".new")
         given = {name: value for name, value in asdict(run).items() if name != "names" or value}
-        new.write_text(json.dumps(given) + "\n")
+        new.write_text(json.dumps(given) + "\n", encoding="utf-8")
         new.replace(self._path)

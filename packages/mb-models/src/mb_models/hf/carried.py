@@ -40,7 +40,7 @@ def read_template(checkpoint: Path) -> Mapping[str, Any]:
     That of a model with an image encoder is the one of its text part.
     """
     try:
-        content = json.loads((checkpoint / TEMPLATE).read_text())
+        content = json.loads((checkpoint / TEMPLATE).read_text(encoding="utf-8"))
         return text_config(content) if isinstance(content, dict) else {}
     except (OSError, ValueError):
         return {}

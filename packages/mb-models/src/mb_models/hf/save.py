@@ -130,7 +130,7 @@ def _join_parts(folder: Path, plan: ExportPlan, *, part: ExportPart, source: str
     existing = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
     foreign = [name for name in plan.files_of(part) if name in existing]
     if shared.is_file():
-        foreign += [] if shared.read_text() == content else [SHARED]
+        foreign += [] if shared.read_text(encoding="utf-8") == content else [SHARED]
     else:
         foreign += existing[:1]
     if foreign:

@@ -104,7 +104,7 @@ def save_adapters(
         parameters=[*parameters, *experts.parameters()],
         ranks=ranks | experts.ranks(),
     )
-    (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n")
+    (target / "adapter_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def adapter_config(

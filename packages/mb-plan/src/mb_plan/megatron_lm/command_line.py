@@ -56,7 +56,7 @@ class CommandLine:
 @cache
 def read_flags() -> Mapping[str, Flag]:
     """Return the arguments of Megatron-LM by name."""
-    table = json.loads(files("mb_plan.megatron_lm").joinpath("flags.json").read_text())
+    table = json.loads(files("mb_plan.megatron_lm").joinpath("flags.json").read_text(encoding="utf-8"))
     return {
         dest: Flag(use=use, **{**row, "choices": tuple(row.get("choices", ()))})
         for use, rows in table.items()

@@ -33,7 +33,7 @@ class TimeoutFile:
     def read(self) -> Mapping[str, Any] | None:
         """Return the state that a previous start wrote; None if there is none, or if it cannot be read."""
         try:
-            state = json.loads(self._path.read_text())
+            state = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

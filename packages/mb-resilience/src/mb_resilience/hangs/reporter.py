@@ -46,7 +46,7 @@ def newest_report(folder: Path, *, since: float) -> str | None:
     file = folder / REPORT_FILE
     if not file.is_file() or file.stat().st_mtime < since:
         return None
-    lines = reversed(file.read_text(errors="replace").splitlines())
+    lines = reversed(file.read_text(errors="replace", encoding="utf-8").splitlines())
     newest = next((line for line in lines if line.startswith(REPORT_HEAD) or RESUMED in line), "")
     return newest if newest.startswith(REPORT_HEAD) else None
 
@@ -397,7 +397,7 @@ class HangReporter:
         folder = self._folder
         try:
             if folder is not None:
-                with (folder / REPORT_FILE).open("a") as file:
+                with (folder / REPORT_FILE).open("a", encoding="utf-8") as file:
                     file.write(f"{text}\n")
         except OSError as error:
             self._log_text(f"rank {self._rank}: cannot write {REPORT_FILE}: {error}")

@@ -113,7 +113,9 @@ class StragglerSwitch:
 def _write_private(path: Path, text: str) -> None:
     """Write a new file that only this user can read. An existing file or link is replaced, and not followed."""
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as stream:
         stream.write(text)
 
 

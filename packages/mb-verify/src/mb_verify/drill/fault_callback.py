@@ -107,7 +107,7 @@ class InjectedFault:
         return with_nan(output)
 
     def _mark(self) -> None:
-        Path(self._request.mark).write_text(repr(time.time()))
+        Path(self._request.mark).write_text(repr(time.time()), encoding="utf-8")
 
 
 def with_nan(output: Any) -> Any:

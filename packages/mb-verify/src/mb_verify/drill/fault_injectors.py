@@ -141,7 +141,7 @@ class FaultInjector:
             return
         if self._fault.kind in IN_PROCESS:
             if self._run.mark.is_file():
-                self.injected_at = float(self._run.mark.read_text() or time.time())
+                self.injected_at = float(self._run.mark.read_text(encoding="utf-8") or time.time())
             return
         if self._due is None and self._is_reached(progress, processes=processes):
             self._due = time.monotonic() + self._fault.fraction * self._step_seconds

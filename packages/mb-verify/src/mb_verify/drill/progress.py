@@ -46,7 +46,7 @@ def read_progress(folder: Path, *, start: int) -> StartProgress:
 
 def rows_of(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file that is being written; an incomplete last line is left out."""
-    for line in file.read_text().split("\n")[:-1]:
+    for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
         yield json.loads(line)
 
 

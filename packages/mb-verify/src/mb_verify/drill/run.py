@@ -257,7 +257,7 @@ def describe_end(exit_code: int, *, log: Path, remaining: Sequence[str] = ()) ->
     ended = f"; processes that it left were ended: {', '.join(remaining)}" if remaining else ""
     if exit_code == 0:
         return ENDED + ended
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines()]
     errors = [line for line in lines if line.startswith(("error:", "Error")) or "Error: " in line]
     how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
     return how + (f": {errors[-1]}" if errors and exit_code > 0 else "") + ended
@@ -265,4 +265,4 @@ def describe_end(exit_code: int, *, log: Path, remaining: Sequence[str] = ()) ->
 
 def end_of(log: Path, *, lines: int = 20) -> str:
     """Return the last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(log.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:])

@@ -134,7 +134,7 @@ class RecordFile:
 
     def _write(self, kind: str, step: int, values: Values, **more: Values | int) -> None:
         line = json.dumps({"kind": kind, "step": step, "time": time.time(), "values": values, **more})
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
@@ -171,7 +171,8 @@ def read_record(folder: Path | str) -> RunRecord:
     readers: set[tuple[int, int]] = set()
     conditions: dict[tuple[int, int], Values] = {}
     lines_of = {
-        file: file.read_text().split("\n")[:-1] for file in sorted(Path(folder).glob("rank-*.*.jsonl"))
+        file: file.read_text(encoding="utf-8").split("\n")[:-1]
+        for file in sorted(Path(folder).glob("rank-*.*.jsonl"))
     }
     numbers = sorted({rank_and_start(file)[1] for file, lines in lines_of.items() if lines})
     for file, lines in lines_of.items():

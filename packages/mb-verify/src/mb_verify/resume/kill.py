@@ -67,5 +67,5 @@ class KillAfterCheckpoint:
 
 def tracked_step(tracker: Path) -> int | None:
     """Return the step that a tracker file holds; None: there is no file, or its writer has not completed it."""
-    text = tracker.read_text().strip() if tracker.is_file() else ""
+    text = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else ""
     return int(text) if text.isdecimal() else None

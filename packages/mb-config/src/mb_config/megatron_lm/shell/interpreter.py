@@ -315,7 +315,7 @@ class _Shell:
         self.expander.script, script = str(path), self.expander.script
         self.depth += 1
         try:
-            return self.run(parse_script(path.read_text()))
+            return self.run(parse_script(path.read_text(encoding="utf-8")))
         except _Return:
             return None
         finally:
@@ -430,7 +430,7 @@ class _Shell:
             )
             path = self.resolve(word)
             if starts and path is not None and self.depth < _DEPTH:
-                self.child(path, [*words[index + 1 :]]).contained(path.read_text())
+                self.child(path, [*words[index + 1 :]]).contained(path.read_text(encoding="utf-8"))
             return
 
     def environment(self) -> dict[str, str]:

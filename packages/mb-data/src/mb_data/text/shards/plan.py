@@ -134,7 +134,7 @@ def write_plan(
     lines = [json.dumps(asdict(options))]
     lines += [json.dumps([{**asdict(entry), "path": str(entry.path)} for entry in shard]) for shard in shards]
     path = folder / _NAME
-    before = path.read_text().splitlines() if path.exists() else []
+    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if before:
         _require_same_options(path, json.loads(before[0]), json.loads(lines[0]))
     for number, (there, here) in enumerate(zip_longest(before[1:], lines[1:])):
@@ -147,14 +147,14 @@ def write_plan(
 
 def read_options(folder: Path) -> ShardOptions:
     """Return the options of a plan."""
-    with (folder / _NAME).open() as stream:
+    with (folder / _NAME).open(encoding="utf-8") as stream:
         values = json.loads(next(stream))
     return ShardOptions(**{**values, "selection": Selection(**values["selection"])})
 
 
 def read_inputs(folder: Path, number: int) -> list[ShardInput]:
     """Return the inputs of a shard."""
-    with (folder / _NAME).open() as stream:
+    with (folder / _NAME).open(encoding="utf-8") as stream:
         entries = json.loads(next(islice(stream, 1 + number, None)))
     return [ShardInput(**{**entry, "path": located_path(entry["path"])}) for entry in entries]
 

@@ -79,10 +79,22 @@ def answer(name: str) -> str | None:
     return next((text for pattern, text in missing() if fnmatchcase(name, pattern)), None)
 
 
+def not_here(name: str, text: str, *, kind: type[Error]) -> Error:
+    """Return the error for a name of Megatron-Bridge that is not here, with what is in its place or the reason."""
+    return kind(f"{name}: not in this trainer. {text}")
+
+
+def missing_member(owner: object, name: str, text: str) -> AttributeError:
+    """Return the error for a member that an object of this trainer does not have."""
+    error = not_here(f"{type(owner).__name__}.{name}", text, kind=AttributeError)
+    error.name, error.obj = name, owner
+    return error
+
+
 def _missing_error(name: str, kind: type[Error]) -> Error:
     """Return the error, with its answer, for a module or name that is not here."""
     text = answer(name) or "Megatron-Bridge 0.6.2 has no such name either."
-    error = kind(f"{_BASE}{name}: not in this trainer. {text}")
+    error = not_here(f"{_BASE}{name}", text, kind=kind)
     # `from package import name` swallows a ModuleNotFoundError whose `name` is package.name, and raises an error
     # without the answer: so an error with an answer has another name.
     error.name = f"{_BASE}{name}" if answer(name) is None else "megatron.bridge"

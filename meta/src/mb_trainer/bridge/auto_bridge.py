@@ -25,6 +25,7 @@ from mb_models.trainer_api import (
     section_of,
     unequal_parts,
 )
+from mb_trainer.bridge import missing_member
 from mb_trainer.bridge.providers import GPTModelProvider, HybridModelProvider, MLAModelProvider
 from mb_trainer.run.pretrained import EXPORT, IMPORT
 
@@ -135,7 +136,7 @@ class AutoBridge:
     def __getattr__(self, name: str) -> Any:
         """Raise for a member that is missing here, with what is in its place."""
         text = ELSEWHERE.get(name, "Megatron-Bridge 0.6.2 has no such member either.")
-        raise AttributeError(f"AutoBridge.{name}: not in this trainer. {text}", name=name, obj=self)
+        raise missing_member(self, name, text)
 
     @property
     def hf_pretrained(self) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 from mb_config import given_fields
 from mb_models import GPTModelConfig, MambaModelConfig, T5ModelConfig
 from mb_models.trainer_api import DType, main_layers, megatron_fields
+from mb_trainer.bridge import missing_member
 from mb_trainer.config import HuggingFaceSource
 
 BUILT_BY_MEGATRON = {
@@ -70,11 +71,7 @@ class ProviderDefaults:
         def __getattr__(self, name: str) -> Any:
             """Raise for a member that is missing here, with what is in its place."""
             if name in ELSEWHERE:
-                raise AttributeError(
-                    f"{type(self).__name__}.{name}: not in this trainer. {ELSEWHERE[name]}",
-                    name=name,
-                    obj=self,
-                )
+                raise missing_member(self, name, ELSEWHERE[name])
             return super().__getattr__(name)
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -286,7 +286,7 @@ def _unreadable_split(split):
 @dataset_rule(
     "D120",
     why="a run opens them before its first step",
-    fix="Correct the path or the file. For a check of another machine, name its GPU, as in --gpu h100.",
+    fix="Correct the path or the file. Or check for another machine: mb check --gpu h100.",
     fails={"dataloader_type": "single", "dataset_error": "dataset.sources: nowhere does not exist."},
     passes={"dataset_error": None},
 )

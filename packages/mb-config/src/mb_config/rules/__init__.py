@@ -1,4 +1,9 @@
-"""Rules on the shared sections, one file per topic."""
+"""Rules on the shared sections, one file per topic.
+
+Rules on single fields first (`types.py`, `single_fields.py`), then a file for each section or pair of them, and last
+those that read facts of the machine (`hardware.py`, `environment.py`). `external_fields.py` has the types of fields
+that belong to other packages and are read here.
+"""
 
 from mb_config.rules import (
     batch_sizes,

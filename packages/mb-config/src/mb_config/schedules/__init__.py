@@ -1,1 +1,4 @@
-"""Arithmetic of learning rate, weight decay and batch size over a run."""
+"""Schedules of learning rate and weight decay over a run.
+
+`learning_rate.py` has their arithmetic, `annealing.py` the pairs of sections that recipes use.
+"""

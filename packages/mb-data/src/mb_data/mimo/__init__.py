@@ -1,1 +1,4 @@
-"""Generated images with captions, for vision-language models: the section and the dataset."""
+"""Generated images with captions, for vision-language models.
+
+`config.py` is the section, and `synthetic_images.py` the dataset.
+"""

@@ -1,1 +1,4 @@
-"""Hugging Face datasets that are streamed: the section, and batches whose position is stored exactly."""
+"""Hugging Face datasets that are streamed.
+
+`config.py` is the section, and `hugging_face.py` yields batches and stores their exact position.
+"""

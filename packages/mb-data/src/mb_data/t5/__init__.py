@@ -1,1 +1,5 @@
-"""Span corruption for T5: section, rules, sizes of spans, builder and dataset."""
+"""Span corruption for T5.
+
+`config.py` is the section, whose sizes `span_corruption.py` computes; `rules.py` check it, `build.py` builds the
+datasets of a run, and `dataset.py` corrupts each sample.
+"""

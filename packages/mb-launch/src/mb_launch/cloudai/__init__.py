@@ -1,1 +1,5 @@
-"""Launches through NVIDIA CloudAI: test definition, constraints, launcher command line, and results from a log."""
+"""Launches through NVIDIA CloudAI.
+
+`definition.py` is the file of a test and `constraints.py` its conditions; `command.py` writes the command line of
+Megatron-Bridge's launcher, `slurm_run.py` a job of this package instead. `outcome.py` reads the result from the log.
+"""

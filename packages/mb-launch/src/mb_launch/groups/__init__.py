@@ -1,1 +1,5 @@
-"""Process groups and seeds: the default group of any torch program, and groups in place of Megatron's globals."""
+"""Process groups and seeds of a rank, in the order of a start.
+
+`default_group.py` opens the default group of any torch program, `seeds.py` seeds the generators;
+`decentralized_pg.py` makes groups in place of Megatron's globals.
+"""

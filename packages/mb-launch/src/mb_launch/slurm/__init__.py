@@ -1,1 +1,5 @@
-"""Runs on Slurm: options of a job, its script, its queue, and defaults for each cluster."""
+"""Runs on Slurm.
+
+`options.py` reads the command line and `clusters.py` the defaults of a cluster; `job.py` checks both, `script.py`
+writes the sbatch script, and `queue.py` submits it and follows its state.
+"""

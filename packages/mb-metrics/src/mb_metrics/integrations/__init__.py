@@ -1,4 +1,5 @@
-"""Classes for the loggers and callbacks of other training libraries, one file for each.
+"""Classes for the loggers and callbacks of other training libraries.
 
-They are built on `step_logger.py`, which collects the metrics of a step from several calls.
+`step_logger.py` collects the metrics of a step from several calls; `accelerate.py`, `lightning.py`, `torchtitan.py`
+and `transformers.py` are built on it.
 """

@@ -1,4 +1,9 @@
-"""Rules on model sections, for a check before launch and again when the model is built. One file per topic."""
+"""Rules on model sections, for a check before launch and again when the model is built. One file per topic.
+
+In the order of a section: `shape.py`, `sizes.py` and `widths.py`, `variants.py` and `layer_variants.py`, `moe.py`,
+`parallelism.py`, `precision.py`, `recompute.py`, `cuda_graphs.py`, `fsdp.py`, `documents.py`. What the installed
+kernels can do is in `kernels.py`, `layers.py`, `local_layers.py` and `transformer_engine.py`.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

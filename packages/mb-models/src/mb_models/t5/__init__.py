@@ -1,1 +1,4 @@
-"""T5 models: section, rules, provider with forward step, parameter count."""
+"""T5 models, an encoder and a decoder.
+
+`config.py` is the section, `rules.py` check it, and `provider.py` builds the chunks, with batches and forward step.
+"""

@@ -1,1 +1,1 @@
-"""Tuned user-buffer settings by GPU and model shape: the table, and the search for the nearest entry."""
+"""Tuned user-buffer settings by GPU and model shape: `table.py`, and `search.py` for the nearest entry."""

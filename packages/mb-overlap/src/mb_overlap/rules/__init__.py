@@ -1,4 +1,9 @@
-"""Rules on overlap that are checked before a run starts. Each rule is a function of plain values."""
+"""Rules on overlap that are checked before a run starts. Each rule is a function of plain values.
+
+`conditions.py` has what a switch needs, in the section and in the model. The rules are by what is overlapped:
+`tensor.py`, `pipeline.py`, `data_parallel.py`, `expert_overlap.py`, then `delayed_wgrad.py` and `embedding.py`, which
+delay weight gradients; `environment.py` is about variables.
+"""
 
 from mb_overlap.rules import data_parallel as data_parallel_rules
 from mb_overlap.rules import delayed_wgrad as delayed_wgrad_rules

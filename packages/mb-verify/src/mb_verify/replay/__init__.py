@@ -1,1 +1,1 @@
-"""One recorded step again, from the checkpoint before it."""
+"""One recorded step again, from the checkpoint before it: `step.py` runs and compares, `text.py` prints."""

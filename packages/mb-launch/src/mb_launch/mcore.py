@@ -87,6 +87,7 @@ def seed_model_parallel(
         deterministic: Use deterministic kernels, and raise in operations that have none.
         cuda_graphs: Use a tracker whose states CUDA graphs can capture: Transformer Engine's where it is installed.
     """
+    # Megatron-LM's numbers, so that its runs and these start from the same weights: a stage is 100 apart, a replica 10.
     seed = settings.seed + 100 * groups.pp.rank()
     if settings.data_parallel_random_init:
         seed += 10 * groups.dp.rank()

@@ -123,6 +123,7 @@ class MegatronRerunMachine:
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         for iterator in several:
             if iterator is not None:
+                # Drops the microbatches of the step before, which the machine itself drops only when it runs a step.
                 iterator.advance()
         self._machine.current_iteration += 1
         self._machine.state, self._machine.data_iterator_checkpoints = RerunState.NOT_RUNNING_YET, None

@@ -74,6 +74,7 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
     state = loop.state
     previous = None
     while state.step < loop.train_iters:
+        # Once in each iteration, skipped steps included: checkpointers may let ranks agree by the number of the poll.
         loop.saves.poll()
         batch = loop.plan.at(state.consumed_train_samples)
         if previous is not None and batch != previous:
@@ -96,6 +97,8 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
                 loop.saves.save(state.step, again=True)
             if result.exit_code is not None:
                 return _rerun_exit(state.step, result.exit_code)
+            # Before anything reads the weights: what this step changed is gathered by the hooks, and a pause for an
+            # evaluation or a save only gathers if they are enabled.
             loop.hooks.after_step(skipped=result.skipped)
             advance_counters(state, batch, trained=True)
             state.floating_point_operations_so_far += int(loop.flops(result))
@@ -105,6 +108,8 @@ def run_train_loop(loop: TrainLoop) -> LoopExit:
                 if state.step % task.interval == 0:
                     task.run(state.step)
 
+        # The exit is decided first, because the step at which a run ends is saved even if no interval is due. Skipped
+        # steps are checked, too: the ranks agree on a stop by the number of the step, and none may be left out.
         leave = loop.exits.decide(state.step)
         loop.saves.after_step(state.step, leaving=leave is not None)
         if leave is not None and state.step < loop.train_iters:

@@ -120,6 +120,7 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
     outcome = None
     with manual_gc.managed(), stop.handling_signal():
         try:
+            # Replicas that a load has left different would otherwise train apart until the first interval.
             if replicas is not None:
                 replicas(counters.step)
             events("on_train_start")

@@ -250,9 +250,12 @@ class StateRestorer:
             mcore.load_model_sections(ctx.model, sections, strict=strict)
         if with_optimizer:
             mcore.load_optimizer_section(ctx.optimizer, loaded["optimizer"])
+        # The main parameters were copied from the weights when the optimizer was built, before these were loaded.
         elif mcore.has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
+        # After the optimizer: loading a schedule sets the rates of its parameter groups, which were just replaced.
         self._put_back_scheduler(loaded)
+        # Last, so that nothing in a load draws from the restored generators.
         if with_rng:
             self._restore_rng(loaded[mcore.RNG_KEY])
 

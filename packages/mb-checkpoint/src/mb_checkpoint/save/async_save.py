@@ -119,6 +119,8 @@ class AsyncSave:
             return None
         if not failures:
             try:
+                # In the writer process: hashing and fsync of the small files may take seconds, in which rank 0,
+                # and with it every other rank, would not train.
                 self._writer.submit(self._job)
                 self._finishing = True
             except OSError as error:
@@ -129,6 +131,7 @@ class AsyncSave:
         result = self._writer.result()
         if result is None:
             return None
+        # A writer that dies between its commit and its answer leaves a complete checkpoint, which is no failed save.
         self._finished = result.finished or self._committed()
         return [f"rank 0: {result.failure}"] if self._finished is None else []
 

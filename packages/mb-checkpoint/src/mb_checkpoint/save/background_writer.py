@@ -88,6 +88,7 @@ class BackgroundWriter:
                 (*inherited, settings.parent, settings.nice, settings.io_class),
                 inherited,
             )
+        # With another copy of its end open here, `recv` would not notice the death of the process.
         theirs.close()
 
     def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:

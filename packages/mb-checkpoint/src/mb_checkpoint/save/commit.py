@@ -206,6 +206,7 @@ def commit(root: Path, step: int, staging: Path) -> Path:
     """
     final, replaced = iteration_directory(root, step), replaced_directory(root, step)
     if final.exists():
+        # One may be left of a process that died here; a folder cannot be renamed to one that has files.
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     staging.rename(final)

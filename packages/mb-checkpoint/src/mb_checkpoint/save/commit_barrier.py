@@ -111,12 +111,14 @@ class CommitBarrier:
             if self._local_report is None:
                 return None
             return [f"rank 0: {self._local_report}"] if self._local_report else []
+        # Adding 0 reads the counter; `get` would wait for a counter that no rank has increased yet.
         if self._collected or self._store.add(self._done_key, 0) < self._world_size:
             return None
         self._collected = True
         number = self._store.add(self._failed_key, 0)
         keys = [f"{self._failed_key}/{index}" for index in range(1, min(number, MAX_FAILURES) + 1)]
         failures = sorted(json.loads(self._store.get(key)) for key in keys)
+        # Each save has its own keys: they would fill the store of a long run. All ranks have reported by now.
         for key in (self._done_key, self._failed_key, *keys):
             self._store.delete_key(key)
         more = [f"and {number - MAX_FAILURES} other ranks"] if number > MAX_FAILURES else []
@@ -174,6 +176,7 @@ class CommitBarrier:
 
     def _read(self, store: KeyValueStore) -> tuple[int, tuple[int, str] | None, int] | None:
         """Return the newest round, decision and number of rank 0; None before the first one."""
+        # `get` waits for a key that does not exist, up to the timeout of the store. Once it exists, it stays.
         self._decided_seen = self._decided_seen or store.check([self._decided_key])
         if not self._decided_seen:
             return None

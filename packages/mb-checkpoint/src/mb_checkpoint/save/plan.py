@@ -106,6 +106,7 @@ def start_in_background(
         dist.distributed_c10d._get_default_store() if job.world_size > 1 else None,
         rank=rank,
         world_size=job.world_size,
+        # unique within a run, because it has a random part: a step may be saved again after a failure
         name=job.staging.name,
     )
     pending = AsyncSave(

@@ -169,6 +169,7 @@ def plan_save(
     root = destination(ctx, config)
     state = collect_state(ctx, config)
     planner = planner or new_planner(config, state.groups)
+    # Two blocks, because there is no staging folder to remove until rank 0 has made it.
     with cleaned_up(root, state.step):
         staging = on_rank_zero(lambda: open_staging(root, state.step))
     with cleaned_up(root, state.step, staging):

@@ -144,6 +144,7 @@ def _configure_process(settings: WorkerSettings) -> None:
         signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent died before the call, and its signal will not come.
     if os.getppid() != settings.parent:
         os._exit(0)
     os.nice(max(0, settings.nice - os.nice(0)))

@@ -191,6 +191,8 @@ def wrapping_stream(model: GraphSettings) -> Iterator[None]:
         yield
         return
     stream = get_shared_capture_stream() if kind == FULL_ITERATION else _new_stream()
+    # Both streams wait: wrapping reads weights that the current stream is still initializing, and later kernels there
+    # read the buffers that it fills.
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield

@@ -171,6 +171,7 @@ class CheckpointSaver:
             return
         if not non_persistent:
             self._begun = step
+        # Apart from the save, so that this time is reported as a wait for the previous one, whose event comes first.
         if self._checkpointer.may_wait:
             with self._holding("finalize"):
                 ended = self._checkpointer.wait()

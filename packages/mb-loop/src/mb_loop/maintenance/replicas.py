@@ -58,6 +58,7 @@ def different_weights(model: Sequence[Any], *, dense: ProcessGroup, expert: Proc
         if group is None or not weights:
             continue
         digests = torch.stack([weight_digest(weight) for weight in weights])
+        # Two reductions of one number per weight, in place of a gather from all replicas: equal if lowest is highest.
         lowest, highest = digests.clone(), digests.clone()
         torch.distributed.all_reduce(lowest, op=torch.distributed.ReduceOp.MIN, group=group)
         torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=group)
@@ -99,6 +100,7 @@ class ReplicaCheck:
         expert = groups.expt_dp if isinstance(groups, ExpertGroups) else None
         with self._hooks.paused():
             names = different_weights(self._model, dense=groups.dp_cp, expert=expert)
+        # Over the world: a rank whose replicas agree would wait in its next collective for the ranks that raise.
         if self._any_rank(bool(names)):
             shown = (
                 f"{', '.join(names[:5])} ({len(names)} in all)"

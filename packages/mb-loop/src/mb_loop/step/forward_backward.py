@@ -87,6 +87,7 @@ class ForwardBackwardRunner:
             "seq_length": seq_length,
             "decoder_seq_length": seq_length,
         }
+        # Megatron's schedules take both or neither: with a communicator they do not read the global parallel state.
         if parallel.p2p_communicator is not None:
             self._arguments["p2p_communicator"] = parallel.p2p_communicator
             self._arguments["pg_collection"] = parallel.pg_collection

@@ -134,6 +134,7 @@ class ForwardPreHooks:
         """
         if self.on:
             disable_forward_pre_hook(self._model, param_sync=False)
+        # Chunks may share a config: all functions are read before the first one is removed.
         self._saved_param_sync = [chunk.config.param_sync_func for chunk in self._model]
         for chunk in self._model:
             chunk.config.param_sync_func = None

@@ -71,6 +71,8 @@ def reduce_losses(
     """
     if not microbatches or not microbatches[0]:
         return {}
+    # Sums and counts are reduced, and divided last: ranks of context parallelism have parts of a sequence, and masked
+    # tokens make the counts of replicas differ, so an average of averages would weight tokens unequally.
     rows = sum_and_count(microbatches)
     if groups is not None:
         torch.distributed.all_reduce(rows, group=groups.dp_cp)

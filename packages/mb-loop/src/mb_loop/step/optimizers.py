@@ -122,6 +122,7 @@ def update_sync(optimizer: Optimizer, groups: object, *, settings: TrainSettings
                 for value in (update.grad_norm, update.num_zeros_in_grad)
             ),
         ]
+        # float64 holds counts of zeros exactly; float32 does so up to 2**24 only.
         values = torch.tensor(local_update, dtype=torch.float64, device=_device(group))
         max_in_group_(values, group)
         failed, *numbers = values.tolist()
@@ -141,6 +142,7 @@ def _same_kinds_on_all_ranks(optimizer: Optimizer, group: ProcessGroup) -> bool:
         for part in optimizer.param_groups
         for weight in part["params"]
     }
+    # One all-reduce finds the largest and the smallest value: the smallest is the largest of the negated ones.
     has_kinds = [int("dense" in kinds), int("expert" in kinds)]
     values = torch.tensor([*has_kinds, *(-flag for flag in has_kinds)], device=_device(group))
     torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)

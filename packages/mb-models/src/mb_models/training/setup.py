@@ -103,6 +103,7 @@ class TrainingModel:
             peft: section `peft`.
             resumed: adapters and optimizer were loaded from a checkpoint.
         """
+        # The optimizer copied the adapters into its main parameters before they were initialized: it reads them again.
         if not resumed:
             peft.start(self.chunks)
             self.optimizer.reload_model_params()
@@ -245,6 +246,7 @@ def _build_one_model(
     built = provider.provide_chunks(groups)
     if pre_wrap_hooks:
         built = _hooked(built, pre_wrap_hooks)
+    # After the hooks, so that adapters count, and before wrapping, which may shard the parameters.
     parameters = parts.parameter_count(built, vocab_size=provider.vocab_size, groups=groups)
     chunks = wrap_data_parallel(
         built,
@@ -254,6 +256,7 @@ def _build_one_model(
     )
     if post_wrap_hooks:
         chunks = _hooked(chunks, post_wrap_hooks)
+    # After wrapping: the optimizer takes its parameters from the buffers of the wrapper.
     stepper = build_optimizer(chunks, optimizer, groups=groups)
     if ddp.torch_fsdp2:
         register_shard_load_hooks(stepper)

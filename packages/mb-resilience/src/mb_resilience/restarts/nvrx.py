@@ -123,6 +123,7 @@ def run_with_restarts(
             result: Returned | None = wrapper(run.attempt)(None)
         except (inprocess.exception.RestartAbort, inprocess.exception.RestartError) as error:
             raise run.final_error(error) from None
+    # Read by the keepers of ranks that died: the run ended without a fault, so that they return 0.
     run.store.set(ENDED, "")
     del server  # the store must stay alive until the last attempt has ended
     return result

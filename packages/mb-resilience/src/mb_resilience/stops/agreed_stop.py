@@ -185,6 +185,7 @@ class AgreedStop:
             return self._local_request()
         if self._last is not None and self._round >= self._last[0]:
             return self._last[1]
+        # In each step, not only in rounds, so that rank 0 finds the request at the next one.
         if self._rank != 0:
             self._send_request(self._exchange)
         if not is_round:

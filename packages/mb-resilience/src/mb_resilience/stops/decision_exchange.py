@@ -228,6 +228,7 @@ class BackgroundExchange:
         decision = self._decision
         if decision is None or decision is self._published:
             return False
+        # Published before the request is read: the other ranks wait for the decision, and none for the request.
         self._direct.publish(*decision)
         self._published = decision
         if self._request is None and decision[1] is None:

@@ -222,6 +222,18 @@ def test_several_files_are_read_and_written_in_bfloat16(groups, tmp_path):
     }
 
 
+@pytest.mark.parametrize("digits", ["float32", "bfloat16"])
+def test_values_that_are_rounded_are_logged(digits, groups, tmp_path, caplog):
+    make("llama", tmp_path, dtype=torch.bfloat16)
+    stored = {name: value.float() for name, value in weights(tmp_path).items()}
+    name = "model.layers.1.mlp.down_proj.weight"
+    stored[name] = stored[name] * (1 + 2.0**-20 if digits == "float32" else 2.0)
+    save_file(stored, tmp_path / "model.safetensors")
+    imported(tmp_path, groups, dtype="bfloat16")
+    warned = "1 parameters (decoder.layers.1.mlp.linear_fc2.weight, ...) are rounded" in caplog.text
+    assert warned == (digits == "float32")
+
+
 def test_memory_mapped_parameters_are_loaded_and_read(groups, tmp_path):
     make("qwen2", tmp_path / "in")
     section, chunk = imported(tmp_path / "in", groups)

@@ -37,7 +37,8 @@ def load_hf_weights(
 
     Each rank reads its own parts, parameter by parameter, so that at most one parameter is held in addition to the
     model. Rows of the embedding beyond the folder's vocabulary become 0. Not collective. A model on a single rank is
-    also checked for tensors that no parameter uses.
+    also checked for tensors that no parameter uses. Values that the type of a parameter cannot hold are rounded, and a
+    warning is logged; the first rank logs it for its own parameters.
 
     Args:
         chunks: this rank's model chunks.
@@ -52,6 +53,7 @@ def load_hf_weights(
     groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
     family = FAMILIES[read_config(Path(folder))["model_type"]]
     loaded_names: set[str] = set()
+    rounded: list[str] = []
     tied = bool(chunks[0].share_embeddings_and_output_weights)
     tied_output = output_tensor(family) if tied else ""
     with TensorFolder(Path(folder)) as stored:
@@ -65,7 +67,11 @@ def load_hf_weights(
                 parts = read_parts(stored, origin, value.shape, config=chunks[0].config, rank=rank, size=size)
             source = fuse_parts(parts, origin, config=chunks[0].config)
             if origin.offset:
-                source = source - origin.offset
+                source = source.float() - origin.offset
+            if source.dtype != value.dtype and not torch.equal(
+                source.to(value.dtype).to(source.dtype), source
+            ):
+                rounded.append(parameter)
             _copy(value, source, parameter=parameter, padded=origin.vocabulary)
             loaded_names.update(origin.tensors)
             if tied_output in stored.names() and origin.vocabulary:
@@ -75,7 +81,16 @@ def load_hf_weights(
                 )
                 _require_tied(rows, source, name=tied_output, folder=folder)
                 loaded_names.add(tied_output)
-        if stored.left_out and groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0:
+        first_rank = groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0
+        if rounded and first_rank:
+            logger.warning(
+                "%s: %d parameters (%s, ...) are rounded to the floating-point type of the model, which has fewer "
+                "digits than the folder",
+                folder,
+                len(rounded),
+                rounded[0],
+            )
+        if stored.left_out and first_rank:
             logger.warning(
                 "%s: %d tensors of an image encoder or of further tokens are not loaded",
                 folder,

@@ -222,6 +222,19 @@ def test_several_files_are_read_and_written_in_bfloat16(groups, tmp_path):
     }
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt-oss", "gemma3-scaled"])
+def test_an_added_scaling_of_positions_is_read_as_by_transformers(kind, groups, tmp_path):
+    cls = type(make(kind, tmp_path))
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["rope_parameters"]
+    content["rope_scaling"] = {"rope_type": "linear", "factor": 3.0}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    _, chunk = imported(tmp_path, groups)
+    with torch.no_grad():
+        theirs = cls.from_pretrained(tmp_path).eval()(TOKENS).logits
+        assert (chunk(TOKENS, torch.arange(20).expand(2, -1), None) - theirs).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("digits", ["float32", "bfloat16"])
 def test_values_that_are_rounded_are_logged(digits, groups, tmp_path, caplog):
     make("llama", tmp_path, dtype=torch.bfloat16)

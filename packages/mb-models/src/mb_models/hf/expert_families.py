@@ -195,7 +195,7 @@ GPT_OSS = HuggingFaceFamily(
         "router_aux_loss_coef": 0.001,
         "sliding_window": 128,
         "layer_types": None,
-        "rope_scaling": {
+        "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
             "beta_fast": 32.0,

@@ -39,7 +39,7 @@ def _pattern(content: Mapping[str, Any]) -> str:
 
 def _read_qwen3_next(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig:
     pattern = _pattern(content)
-    rotary = dict(content["rope_parameters"] or content["rope_scaling"] or {})
+    rotary = dict(content["rope_scaling"] or content["rope_parameters"] or {})
     base = rotary.get("rope_theta", content["rope_theta"])
     if rotary.get("rope_type", rotary.get("type", "default")) != "default" or base != int(base):
         raise HuggingFaceError(

@@ -45,9 +45,9 @@ def write_window(config: GPTModelConfig) -> dict[str, Any]:
 
 
 def write_layer_types(config: GPTModelConfig) -> dict[str, Any]:
-    """Return the window and the layers with it."""
+    """Return the layers with a window, and their window; transformers needs a number even if no layer has one."""
     kinds = [WINDOW if flag else FULL for flag in windowed_layers(config)]
-    return {**write_window(config), "layer_types": kinds}
+    return {**(write_window(config) if WINDOW in kinds else {}), "layer_types": kinds}
 
 
 def write_layer_windows(config: GPTModelConfig) -> dict[str, Any]:

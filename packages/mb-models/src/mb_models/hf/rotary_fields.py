@@ -32,7 +32,9 @@ KNOWN: Mapping[str, frozenset[str]] = {
 
 
 def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> dict[str, Any]:
-    """Return the fields of a section from `rope_parameters`, or from `rope_theta` and `rope_scaling`.
+    """Return the fields of a section from `rope_scaling` or else `rope_parameters`, and `rope_theta`.
+
+    If both are set, transformers reads `rope_scaling`, which documentation of models asks users to add.
 
     Args:
         content: config.json with all defaults.
@@ -42,7 +44,7 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
     Raises:
         HuggingFaceError: Megatron Core computes other positions.
     """
-    rotary = dict(content.get("rope_parameters") or content.get("rope_scaling") or {})
+    rotary = dict(content.get("rope_scaling") or content.get("rope_parameters") or {})
     base = rotary.get("rope_theta", content["rope_theta"])
     kind: Any = rotary.get("rope_type", rotary.get("type", "default"))
     share = rotary.get("partial_rotary_factor", content.get("partial_rotary_factor")) or 1.0
@@ -72,7 +74,8 @@ def global_rotation(content: Mapping[str, Any]) -> dict[str, Any]:
         raise HuggingFaceError(
             f"config.json: rope_parameters={by_kind!r} cannot be converted, because it has no entry {FULL!r}. Add it."
         )
-    return {**content, "rope_parameters": by_kind.get(FULL)}
+    scaled = {**(by_kind.get(FULL) or {}), **(content.get("rope_scaling") or {})}
+    return {**content, "rope_parameters": scaled, "rope_scaling": None}
 
 
 def local_base(content: Mapping[str, Any]) -> int:

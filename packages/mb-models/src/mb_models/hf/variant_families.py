@@ -19,6 +19,7 @@ from mb_models.hf.layer_fields import (
     without_rotation,
     write_biases,
     write_layer_types,
+    write_window,
 )
 from mb_models.hf.rotary_fields import local_base, write_local_rotary
 
@@ -93,7 +94,11 @@ def _read_exaone(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_exaone(config: GPTModelConfig) -> dict[str, Any]:
-    return {**write_layer_types(config), "sliding_window_pattern": 4 if config.window_size else 0}
+    return {
+        **write_layer_types(config),
+        **write_window(config),  # without one, all layers have rotary positions
+        "sliding_window_pattern": 4 if config.window_size else 0,
+    }
 
 
 def _read_granite(content: Mapping[str, Any]) -> dict[str, Any]:

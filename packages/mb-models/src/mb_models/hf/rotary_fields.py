@@ -34,7 +34,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
 def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> dict[str, Any]:
     """Return the fields of a section from `rope_scaling` or else `rope_parameters`, and `rope_theta`.
 
-    If both are set, transformers reads `rope_scaling`, which documentation of models asks users to add.
+    If both are set, transformers reads `rope_scaling`, which users add to lengthen the context.
 
     Args:
         content: config.json with all defaults.

@@ -138,9 +138,12 @@ def read_missing_object(folder):
 
     import torch
 
+    from mb_checkpoint.formats.manifest import read_manifest
     from mb_checkpoint.load.restore_shards import read_in_place
+    from mb_checkpoint.load.verified_reads import VerifiedReads
 
-    read_in_place(Path(folder) / ("gone" * torch.distributed.get_rank()), {"iteration": None})
+    path = Path(folder) / ("gone" * torch.distributed.get_rank())
+    read_in_place(path, {"iteration": None}, VerifiedReads(path, read_manifest(Path(folder))))
 
 
 def request_unknown_tensor():

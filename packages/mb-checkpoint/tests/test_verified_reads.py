@@ -8,6 +8,8 @@ import pytest
 import rank_work
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from mb_checkpoint import diff_checkpoints
+
 COMMON = ("common_state", "opt_param_scheduler", "content_metadata")
 """Objects that are read before all others."""
 PLAIN = {"dist_opt": True}
@@ -92,15 +94,16 @@ def test_an_optimizer_that_the_previous_checkpoint_lacks_starts_fresh(two_ranks,
     ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "most"),
-    [("two_ranks", 1.02), ("one_rank", 1.02), ("four_ranks", 2.0)],
-    ids=["the ranks that saved", "half of them", "twice as many"],
-)
-def test_a_load_reads_each_byte_once(request, two_ranks, tmp_path, ranks, most):
-    """Twice as many ranks share pieces, of which torch reads all that a rank needs some of: 1.5 without a check."""
-    shape = {"dist_opt": True, "hidden": 256}
-    two_ranks.run(rank_work.first_part, shape, {"save": str(tmp_path)}, 1)
-    stored = sum(file.stat().st_size for file in (tmp_path / "iter_0000001").iterdir())
-    found = request.getfixturevalue(ranks).run(rank_work.bytes_read_by_load, shape, {"load": str(tmp_path)})
-    assert stored <= sum(count for count, _ in found) < most * stored
+@pytest.mark.parametrize(("saving", "loading"), [(2, 2), (4, 2), (2, 4), (1, 4)])
+def test_any_number_of_ranks_reads_each_byte_once_and_bit_for_bit(fork_server, tmp_path, saving, loading):
+    shape, full = {"dist_opt": True, "hidden": 256}, {"dist_ckpt_optim_fully_reshardable": True}
+    one, other = {"save": str(tmp_path / "one"), **full}, {"save": str(tmp_path / "other"), **full}
+    load = {"load": one["save"], **full}
+    fork_server.ranks(saving).run(rank_work.first_part, shape, one, 1)
+    stored = sum(file.stat().st_size for file in (tmp_path / "one/iter_0000001").iterdir())
+    ranks = fork_server.ranks(loading)
+    found = ranks.run(rank_work.bytes_read_by_load, shape, load)
+    assert stored <= sum(count for count, _ in found) < 1.02 * stored
+    ranks.run(rank_work.load_and_save, shape, load, other)
+    difference = diff_checkpoints(one["save"], other["save"], values=True)
+    assert (dict(difference.tensors), dict(difference.values)) == ({}, {})

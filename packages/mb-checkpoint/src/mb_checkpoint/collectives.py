@@ -192,6 +192,17 @@ def gather_on_rank_zero(value: T) -> list[T]:
     return values or []  # type: ignore[return-value]  # every entry is filled
 
 
+def scatter_from_rank_zero(work: Callable[[], list[T]]) -> T:
+    """Run `work` on rank 0, and return the value that it has for this rank; as `on_rank_zero`. Collective."""
+    values: list[T] = []
+    on_rank_zero(lambda: values.extend(work()))
+    if not dist.is_initialized():
+        return values[0]
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, values or None, group=host_group())
+    return received[0]  # type: ignore[no-any-return]  # rank 0 put a T there
+
+
 def gather_in(value: T, group: Any) -> list[T]:
     """Return the value of each rank of a process group, in its order. Collective over the group; None: the default."""
     values: list[T | None] = [None] * dist.get_world_size(group)

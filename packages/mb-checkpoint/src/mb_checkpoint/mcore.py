@@ -36,6 +36,7 @@ from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.formats.megatron_lm import layout_of
 from mb_checkpoint.formats.unpickling import weights_only
 from mb_checkpoint.load.param_groups import NOT_IN_MEGATRON_STATE, SCHEDULE, Policy, is_rounded
+from mb_checkpoint.load.verified_reads import VerifiedReads
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.load_strategy import LoadStrategy
 from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
@@ -299,11 +300,17 @@ def quiet() -> Iterator[None]:
 
 
 def read(
-    state: dict[str, Any], directory: Path, groups: CheckpointGroups, *, config: CheckpointConfig
+    state: dict[str, Any],
+    directory: Path,
+    groups: CheckpointGroups,
+    *,
+    config: CheckpointConfig,
+    reads: VerifiedReads,
 ) -> dict[str, Any]:
     """Read the state that a sharded state dict requests. Collective over all ranks."""
     shared = config.fully_parallel_load in (None, True)
     strategy = LoadStrategy(
+        reads,
         groups.sharing(config.ckpt_fully_parallel_load_process_group) if shared else None,
         exchange_algo=config.ckpt_fully_parallel_load_exchange_algo,
         stream_ckpt_dequant=config.stream_ckpt_dequant,

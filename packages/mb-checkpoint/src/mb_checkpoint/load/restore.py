@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero, read_on_all_ranks
+from mb_checkpoint.collectives import gather_on_rank_zero, on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointReadError, DamagedWhileReadError
@@ -24,7 +24,7 @@ from mb_checkpoint.load.param_groups import (
 )
 from mb_checkpoint.load.selected_weights import is_on_host_of_one_process, read_selected
 from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks, padding_note
-from mb_checkpoint.load.verified_reads import Verification, verified_reads
+from mb_checkpoint.load.verified_reads import Verification, VerifiedReads, verified_reads
 from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
 from mb_checkpoint.megatron.groups import CheckpointGroups
@@ -51,7 +51,7 @@ class StateRestorer:
         contents: mcore.CheckpointContents,
         resume: bool,
         verification: Verification | None = None,
-        read: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        read: Callable[[dict[str, Any], VerifiedReads], dict[str, Any]] | None = None,
     ) -> None:
         self._ctx, self._config, self._groups, self._path = ctx, config, groups, path
         self._read = read or self._read_checkpoint
@@ -90,8 +90,8 @@ class StateRestorer:
         requested |= self._rerun_request()
 
         empty: dict[str, Any] = {name: {} for name in sections}  # a stage without adapters reads nothing
-        with self._verified_reads(without_state):
-            loaded = empty | self._read(requested)
+        with self._verified_reads(without_state) as reads:
+            loaded = empty | self._read(requested, reads)
 
         # Restore: what the read has not put in place already.
         for section, values in missing.items():
@@ -157,20 +157,20 @@ class StateRestorer:
                 part.get("optimizer", part)["state"].clear()
         return requested
 
-    def _read_checkpoint(self, requested: dict[str, Any]) -> dict[str, Any]:
+    def _read_checkpoint(self, requested: dict[str, Any], reads: VerifiedReads) -> dict[str, Any]:
         ctx = self._ctx
         selects_weights = ctx.adapter_key_filter is not None and ctx.optimizer is None and not self._resume
         if selects_weights and is_on_host_of_one_process(requested):
             after = "some of it is in the model already"
-            return read_on_all_ranks(self._path, lambda: read_selected(requested, self._path), after=after)
-        return mcore.read(requested, self._path, self._groups, config=self._config)
+            return reads.read(lambda: read_selected(requested, self._path), after=after)
+        return mcore.read(requested, self._path, self._groups, config=self._config, reads=reads)
 
     @contextmanager
-    def _verified_reads(self, without_state: Sequence[Optimizer]) -> Iterator[None]:
+    def _verified_reads(self, without_state: Sequence[Optimizer]) -> Iterator[VerifiedReads]:
         """Verify what is read in the block; if it is damaged, undo what it created: state of optimizers."""
         try:
-            with verified_reads(self._path, self._verification.manifest):
-                yield
+            with verified_reads(self._path, self._verification.manifest) as reads:
+                yield reads
         except (CheckpointReadError, DamagedWhileReadError):
             for optimizer in without_state:
                 optimizer.state.clear()

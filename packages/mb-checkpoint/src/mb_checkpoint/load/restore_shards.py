@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from mb_checkpoint import mcore
-from mb_checkpoint.collectives import read_on_all_ranks
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
 from mb_checkpoint.load.restore import StateRestorer
 from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks
+from mb_checkpoint.load.verified_reads import VerifiedReads
 from mb_checkpoint.megatron import fsdp, main_params
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.shards import Shard, read_entries
@@ -17,14 +17,13 @@ from mb_checkpoint.state.rerun_state import RERUN_KEY, entries_of, rebuilt
 from mb_checkpoint.state.rng import restore_rng_state
 
 
-def read_in_place(path: Path, requested: Mapping[str, Shard | None]) -> dict[str, Any]:
+def read_in_place(path: Path, requested: Mapping[str, Shard | None], reads: VerifiedReads) -> dict[str, Any]:
     """Read as `read_entries`. Collective.
 
     Raises:
         CheckpointReadError: A rank could not read; the data read so far is in the blocks.
     """
-    after = "some of it is in the model already"
-    return read_on_all_ranks(path, lambda: read_entries(path, requested), after=after)
+    return reads.read(lambda: read_entries(path, requested), after="some of it is in the model already")
 
 
 def shapes_of(requested: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -100,8 +99,8 @@ class ShardRestorer(StateRestorer):
         random = [self._rng_name()] if self._wants_rng() else []
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
-        with self._verified_reads(without_state):
-            loaded = read_in_place(self._path, wanted)
+        with self._verified_reads(without_state) as reads:
+            loaded = read_in_place(self._path, wanted, reads)
         self._apply_loaded(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))

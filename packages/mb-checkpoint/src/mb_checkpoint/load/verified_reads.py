@@ -1,14 +1,18 @@
-"""Verification of data files while torch reads them, so that a load reads each byte once."""
+"""Verification of data files while torch reads them, so that a load reads each byte once.
+
+A file that several ranks need is read by one of them, which sends the others their pieces (`shared_files`,
+`file_pieces`).
+"""
 
 import copy
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
@@ -20,6 +24,8 @@ from mb_checkpoint.collectives import (
     number_of_ranks,
     on_rank_zero,
     own_rank,
+    read_on_all_ranks,
+    scatter_from_rank_zero,
 )
 from mb_checkpoint.errors import (
     CheckpointShapeError,
@@ -29,16 +35,17 @@ from mb_checkpoint.errors import (
 )
 from mb_checkpoint.formats.checksums import HASHES
 from mb_checkpoint.formats.manifest import (
-    CHUNK_BYTES,
-    FileEntry,
     Manifest,
     files_of_rank,
     find_hash_mismatches,
     is_data_file,
 )
 from mb_checkpoint.formats.unpickling import read_metadata, read_piece
+from mb_checkpoint.load.file_pieces import Span, read_pieces, receive_pieces
+from mb_checkpoint.load.shared_files import FilePart, Parts, SharedFile, assign_readers, parts_to_share
 
-ReadData = Callable[[FileSystemReader, LoadPlan, LoadPlanner], Future[None]]
+T = TypeVar("T")
+_read_data = FileSystemReader.read_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +78,10 @@ class Verification:
 
 
 @contextmanager
-def verified_reads(directory: Path, manifest: Manifest | None) -> Iterator[None]:
-    """Verify the data files of a checkpoint, which torch's reader reads within the block. Collective over the world.
+def verified_reads(directory: Path, manifest: Manifest | None) -> Iterator["VerifiedReads"]:
+    """Verify the data files of a checkpoint, which are read within the block. Collective over the world.
 
-    A rank that reads more than half of a file reads all of it, in order, and hashes it on the way. The ranks share what
-    none has hashed at the end of the block.
+    The ranks share the files that none has hashed at the end of the block.
 
     Args:
         directory: The checkpoint folder.
@@ -84,19 +90,8 @@ def verified_reads(directory: Path, manifest: Manifest | None) -> Iterator[None]
     Raises:
         DamagedWhileReadError: A file differs from the manifest; some of it is in the model already.
     """
-    if manifest is None:
-        yield
-        return
-    reads = _Reads(directory, manifest, FileSystemReader.read_data)
-
-    def read_data(reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        return reads.read_data(reader, plan, planner)
-
-    FileSystemReader.read_data = read_data  # type: ignore[method-assign, assignment]  # Megatron makes a reader of this class
-    try:
-        yield
-    finally:
-        FileSystemReader.read_data = reads.plain  # type: ignore[method-assign, assignment]
+    reads = VerifiedReads(directory, manifest)
+    yield reads
     reads.finish()
 
 
@@ -131,53 +126,124 @@ def _has_right_checksums(archive: bytes) -> bool:
         return False
 
 
-class _Reads:
-    """Reads of this rank, and what they found."""
+class VerifiedReads:
+    """Reads of a checkpoint by all ranks, and what they found.
 
-    def __init__(self, directory: Path, manifest: Manifest, plain: ReadData) -> None:
-        self.plain = plain
+    Args:
+        directory: The checkpoint folder.
+        manifest: Its manifest; None: each rank reads what it needs, and nothing is verified.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest | None) -> None:
         self._directory = directory
         self._manifest = manifest
-        self._entries = {entry.name: entry for entry in manifest.files if is_data_file(entry.name)}
+        files = () if manifest is None else manifest.files
+        self._entries = {entry.name: entry for entry in files if is_data_file(entry.name)}
+        self._sizes = {name: entry.size for name, entry in self._entries.items()}
         self._hashed: list[str] = []
         self._problems: list[str] = []
 
-    def read_data(self, reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read as torch does, and hash the files of which this rank reads the larger part."""
-        by_file: dict[str, list[ReadItem]] = {}
-        for item in plan.items:
-            by_file.setdefault(reader.storage_data[item.storage_index].relative_path, []).append(item)
-        for name, items in by_file.items():
-            of_file = replace(plan, items=items)
-            if self._is_hashed_here(name, {_span(reader, item) for item in items}):
-                self._read_all(self._entries[name], reader, of_file, planner)
+    def read(self, work: Callable[[], T], *, after: str = "nothing was changed") -> T:
+        """Read as `read_on_all_ranks`; ranks that need pieces of the same file exchange them. Collective.
+
+        Args:
+            work: Reads with torch's FileSystemReader on this rank; not collective.
+            after: State of the run after a failure, for the message.
+
+        Raises:
+            CheckpointReadError: A rank could not read it.
+        """
+        if self._manifest is None:
+            return read_on_all_ranks(self._directory, work, after=after)
+        joined = False
+
+        def read_data(reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+            nonlocal joined
+            requests = _by_file(reader, plan)
+            if not joined:
+                parts = self._parts(requests)
+                joined = True
+                shared = [(file, requests.pop(file.name)) for file in self._assign(parts)]
+                self._read_shared(shared, planner)
+            for name, request in requests.items():
+                if self._is_hashed_here(name, request):
+                    pieces = self._hashed_pieces(name, request.spans, receivers={})
+                    request.load(planner, pieces)
+                    _exhaust(pieces)
+                else:
+                    _read_data(request.reader, request.plan, planner)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+        def read_or_join() -> T:
+            FileSystemReader.read_data = read_data  # type: ignore[method-assign, assignment]  # Megatron makes a reader of this class
+            try:
+                return work()
+            finally:
+                FileSystemReader.read_data = _read_data  # type: ignore[method-assign]
+                if not joined:  # it needs nothing, or has failed: the other ranks wait for it
+                    self._assign({})
+
+        return read_on_all_ranks(self._directory, read_or_join, after=after)
+
+    def _parts(self, requests: Mapping[str, "_Request"]) -> dict[str, FilePart]:
+        """Return the parts of files that this rank can receive from another one."""
+        parts = {
+            name: FilePart(pieces=len(request.spans), size=request.size)
+            for name, request in requests.items()
+            if self._can_be_hashed(name) and request.end <= self._sizes[name]
+        }
+        return parts_to_share(parts, self._sizes)
+
+    def _assign(self, parts: Parts) -> list[SharedFile]:
+        """Return the files that this rank shares with others. Collective."""
+        if number_of_ranks() == 1:
+            return []
+        by_rank = gather_on_rank_zero(parts)
+        return scatter_from_rank_zero(lambda: assign_readers(by_rank, self._sizes))
+
+    def _read_shared(self, files: Sequence[tuple[SharedFile, "_Request"]], planner: LoadPlanner) -> None:
+        """Read or receive files that other ranks need, too; a failure is raised when these have all of theirs."""
+        failures: list[Exception] = []
+        for file, request in files:
+            if file.reader == own_rank():
+                pieces = self._hashed_pieces(file.name, request.spans, receivers=file.receivers)
             else:
-                self.plain(reader, of_file, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+                pieces = receive_pieces(file.name, spans=request.spans, reader=file.reader)
+            try:
+                if not failures:
+                    request.load(planner, pieces)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+            try:
+                _exhaust(pieces)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
-    def _is_hashed_here(self, name: str, spans: set[tuple[int, int]]) -> bool:
+    def _can_be_hashed(self, name: str) -> bool:
         entry = self._entries.get(name)
-        if entry is None or name in self._hashed or _algorithm(entry) not in HASHES:
-            return False
-        return 2 * sum(length for _, length in spans) > entry.size
+        return entry is not None and name not in self._hashed and entry.checksum.partition(":")[0] in HASHES
 
-    def _read_all(
-        self, entry: FileEntry, reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner
-    ) -> None:
-        """Read pieces of a file and hash all of it."""
-        items = sorted(plan.items, key=lambda item: _span(reader, item))
-        stream = _HashedFile(_algorithm(entry), pieces=len(items))
-        sequential = copy.copy(reader)
-        sequential._slice_file = stream.piece  # type: ignore[method-assign, assignment]
-        self.plain(sequential, replace(plan, items=items), planner)
-        self._hashed.append(entry.name)
-        if stream.entry(entry.name) != entry:
-            self._problems.append(f"{entry.name} differs from the manifest (checksum)")
+    def _is_hashed_here(self, name: str, request: "_Request") -> bool:
+        """Return whether this rank reads the larger part of a file, and therefore all of it."""
+        return self._can_be_hashed(name) and 2 * request.size > self._sizes[name]
+
+    def _hashed_pieces(
+        self, name: str, spans: Sequence[Span], *, receivers: Mapping[int, int]
+    ) -> Iterator[io.BytesIO]:
+        entry = self._entries[name]
+        found = yield from read_pieces(self._directory, like=entry, spans=spans, receivers=receivers)
+        self._hashed.append(name)
+        if found != entry:
+            self._problems.append(f"{name} differs from the manifest (checksum)")
 
     def finish(self) -> None:
         """Verify the files that no rank has hashed, and raise if any differs. Collective."""
+        if self._manifest is None:
+            return
         hashed = gather_on_rank_zero(self._hashed)
         remaining = on_rank_zero(lambda: self._entries.keys() - set().union(*hashed))
         files = tuple(entry for entry in self._entries.values() if entry.name in remaining)
@@ -191,55 +257,52 @@ class _Reads:
             )
 
 
-class _HashedFile:
-    """File that is read once, in order, and hashed.
+class _Request:
+    """Items that a rank reads of one file, in the order of their pieces."""
 
-    Args:
-        algorithm: Algorithm of the checksum.
-        pieces: Number of pieces that are read of it; behind the last one, the rest is hashed.
-    """
+    def __init__(self, reader: FileSystemReader, plan: LoadPlan) -> None:
+        def span(item: ReadItem) -> Span:
+            position = reader.storage_data[item.storage_index]
+            return position.offset, position.length
 
-    def __init__(self, algorithm: Any, *, pieces: int) -> None:
-        self._algorithm = algorithm
-        self._digest = HASHES[algorithm]()
-        self._left = pieces
-        self._end = 0
-        self._last: tuple[int, bytes] = (-1, b"")
+        self.reader = reader
+        self.plan = replace(plan, items=sorted(plan.items, key=span))
+        self.spans = sorted({span(item) for item in plan.items})
 
-    def piece(self, file: BinaryIO, position: Any) -> io.BytesIO:
-        """Return a piece, in place of a view on the file; each begins where the last one did, or behind it."""
-        self._left -= 1
-        if position.offset != self._last[0]:
-            self._skip(file, position.offset - self._end)
-            self._last = (position.offset, self._read(file, position.length))
-        if not self._left:
-            self._skip(file, None)
-        return io.BytesIO(self._last[1])
+    @property
+    def size(self) -> int:
+        """Bytes of the pieces."""
+        return sum(length for _, length in self.spans)
 
-    def entry(self, name: str) -> FileEntry:
-        """Return the entry of the file, which has been read to its end."""
-        return FileEntry(name=name, size=self._end, checksum=f"{self._algorithm}:{self._digest.hexdigest()}")
+    @property
+    def end(self) -> int:
+        """Position behind the last byte of the pieces."""
+        return max(offset + length for offset, length in self.spans)
 
-    def _skip(self, file: BinaryIO, count: int | None) -> None:
-        """Hash the next bytes; None: all of them."""
-        while count is None or count > 0:
-            chunk = self._read(file, CHUNK_BYTES if count is None else min(count, CHUNK_BYTES))
-            if not chunk:
-                return
-            count = None if count is None else count - len(chunk)
+    def load(self, planner: LoadPlanner, pieces: Iterator[io.BytesIO]) -> None:
+        """Load the items from the pieces, in place of the file."""
+        last: tuple[Span, io.BytesIO] = (-1, -1), io.BytesIO()
 
-    def _read(self, file: BinaryIO, count: int) -> bytes:
-        content = file.read(count)
-        self._digest.update(content)
-        self._end += len(content)
-        return content
+        def next_piece(_file: Any, position: Any) -> io.BytesIO:
+            nonlocal last
+            span = position.offset, position.length
+            if span != last[0]:
+                last = span, next(pieces)
+            last[1].seek(0)
+            return last[1]
+
+        reader = copy.copy(self.reader)
+        reader._slice_file = next_piece  # type: ignore[method-assign, assignment]
+        _read_data(reader, self.plan, planner)
 
 
-def _span(reader: FileSystemReader, item: ReadItem) -> tuple[int, int]:
-    """Return offset and length of the piece from which an item is read."""
-    position = reader.storage_data[item.storage_index]
-    return position.offset, position.length
+def _by_file(reader: FileSystemReader, plan: LoadPlan) -> dict[str, _Request]:
+    items: dict[str, list[ReadItem]] = {}
+    for item in plan.items:
+        items.setdefault(reader.storage_data[item.storage_index].relative_path, []).append(item)
+    return {name: _Request(reader, replace(plan, items=of_file)) for name, of_file in items.items()}
 
 
-def _algorithm(entry: FileEntry) -> Any:
-    return entry.checksum.partition(":")[0]
+def _exhaust(pieces: Iterator[io.BytesIO]) -> None:
+    for _ in pieces:
+        pass

@@ -154,7 +154,15 @@ def load_local(
     if ctx.skip_load_to_model_and_opt:
         read({})
     else:
-        notes = StateRestorer(ctx, config, groups, root, contents=contents, resume=True, read=read).run()
+        notes = StateRestorer(
+            ctx,
+            config,
+            groups,
+            root,
+            contents=contents,
+            resume=True,
+            read=lambda requested, _reads: read(requested),
+        ).run()
     counters = dict(stored.common[COUNTERS])
     step = int(counters["step"])
     ctx.state.train_state.load_state_dict(counters)

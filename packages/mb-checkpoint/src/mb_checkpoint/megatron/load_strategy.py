@@ -19,12 +19,17 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import validate_sharding_integrity
 
-from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero, read_on_all_ranks
+from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.formats.unpickling import weights_only
+from mb_checkpoint.load.verified_reads import VerifiedReads
 
 
 class _ReadOnAllRanks(TorchDistLoadShardedStrategy):  # type: ignore[misc]  # Megatron has no types
     """Megatron's reading, whose failure on one rank is raised on all: they would wait for its tensors."""
+
+    def __init__(self, reads: VerifiedReads, *, stream_ckpt_dequant: bool) -> None:
+        super().__init__(stream_ckpt_dequant=stream_ckpt_dequant)
+        self._reads = reads
 
     def load(
         self, sharded_state_dict: Any, checkpoint_dir: Path, async_strategy: str = "mcore"
@@ -38,14 +43,14 @@ class _ReadOnAllRanks(TorchDistLoadShardedStrategy):  # type: ignore[misc]  # Me
                 )
                 return own
 
-        after = "some of it is in the model already"
-        return read_on_all_ranks(Path(checkpoint_dir), read, after=after)
+        return self._reads.read(read, after="some of it is in the model already")
 
 
 class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # Megatron has no types
     """Load in which each tensor is read by one rank of a group, and sent to the others.
 
     Args:
+        reads: Reads of the checkpoint.
         group: Ranks that share the reading; None: each rank reads what it needs.
         exchange_algo: Megatron's algorithm of the exchange.
         stream_ckpt_dequant: Dequantize one tensor at a time.
@@ -53,9 +58,15 @@ class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # M
     """
 
     def __init__(
-        self, group: Any | None, *, exchange_algo: str, stream_ckpt_dequant: bool, validate: bool
+        self,
+        reads: VerifiedReads,
+        group: Any | None,
+        *,
+        exchange_algo: str,
+        stream_ckpt_dequant: bool,
+        validate: bool,
     ) -> None:
-        base = _ReadOnAllRanks(stream_ckpt_dequant=stream_ckpt_dequant)
+        base = _ReadOnAllRanks(reads, stream_ckpt_dequant=stream_ckpt_dequant)
         super().__init__(base, group, exchange_algo=exchange_algo)
         self._validate = validate
 

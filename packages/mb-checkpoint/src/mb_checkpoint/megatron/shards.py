@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -35,7 +34,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, host_group, on_rank_zero
+from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, scatter_from_rank_zero
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.formats.unpickling import SafeFileSystemReader, load_object, read_metadata
 
@@ -101,18 +100,12 @@ class ShardPlanner:
 
     def _divided(self, plan: SavePlan) -> list[WriteItem]:
         plans = gather_on_rank_zero(plan)
-        shares: list[SavePlan] = []
 
-        def divide() -> None:
-            global_plans, self._index = self._planner.create_global_plan(plans)
-            shares.extend(global_plans)
+        def divide() -> list[SavePlan]:
+            shares, self._index = self._planner.create_global_plan(plans)
+            return shares
 
-        on_rank_zero(divide)
-        mine: list[Any] = shares
-        if dist.is_initialized():
-            mine = [None]
-            dist.scatter_object_list(mine, shares or None, group=host_group())
-        assigned: SavePlan = mine[0]
+        assigned = scatter_from_rank_zero(divide)
         return list(assigned.items)
 
 

@@ -130,15 +130,15 @@ class TorchState:
             verify_objects(folder, verification.manifest, objects.__contains__)
             return read_entries(folder, objects)
 
-        with verified_reads(folder, verification.manifest):
-            stored_objects = read_on_all_ranks(folder, read_objects)
+        with verified_reads(folder, verification.manifest) as reads:
+            stored_objects = reads.read(read_objects)
             tensors: dict[str, Shard] = {}
             for module in self._modules:
                 tensors |= module.tensors(index)
             for optimizer in self._optimizers:
                 tensors |= optimizer.tensors(index, stored_objects, folder=folder)
             after = "some of it is in the model already"
-            read_on_all_ranks(folder, lambda: read_entries(folder, tensors), after=after)
+            reads.read(lambda: read_entries(folder, tensors), after=after)
         for part in parts:
             part.restore(stored_objects)
         return notes

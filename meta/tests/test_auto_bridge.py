@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mb_config import Provenance
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.section_fields import differences
@@ -31,7 +32,7 @@ from mb_trainer.bridge.recipes.utils.determinism_utils import apply_determinism_
 from mb_trainer.bridge.training.flex_dispatcher_backend import apply_flex_dispatcher_backend
 from mb_trainer.bridge.utils.cuda_graph import set_cuda_graph_modules
 from mb_trainer.config import ConfigContainer, DoRA
-from mb_trainer.run.settle import weights_of_model
+from mb_trainer.run.completion import StepResult, apply, weights_of_model
 
 LLAMA = {
     "model_type": "llama",
@@ -79,11 +80,11 @@ def test_weights_are_those_that_a_run_starts_from(folder):
     (folder / "model.safetensors").touch()
     config = _pretrain_common()
     config.model = bridge.to_megatron_provider()
-    assert weights_of_model(config) == [
-        f"checkpoint.pretrained_checkpoint: {folder}, from AutoBridge (load_weights)"
-    ]
+    weights = weights_of_model(config)
+    assert weights.notes == [f"checkpoint.pretrained_checkpoint: {folder}, from AutoBridge (load_weights)"]
+    apply(weights.changes, config, Provenance())
     assert config.checkpoint.pretrained_checkpoint == str(folder)
-    assert weights_of_model(config) == []
+    assert weights_of_model(config) == StepResult()
 
 
 def test_a_folder_without_weights_is_an_error(folder):

@@ -43,7 +43,7 @@ from mb_trainer.config import (
 )
 from mb_trainer.hugging_face import copy_assets
 from mb_trainer.recipes.imported import imported_model
-from mb_trainer.run.model import layers_of
+from mb_trainer.run.model import set_layers
 from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.state import GlobalState
 
@@ -169,8 +169,7 @@ def provide_distributed_model(  # noqa: PLR0913 - the parameters of Megatron-Bri
         pg_collection = ProcessGroupCollection.use_mpu_process_groups()
     device = torch.device("cpu") if use_cpu_initialization else pick_device(read_world(os.environ))
     config = _checked(section)
-    layers = layers_of(config, device)
-    config.model.transformer_impl = layers.implementation
+    layers = set_layers(config, device)
     provider = family_of(section).provider(
         config.model, layer_spec=layers.spec, device=device, tokenizer_vocab_size=None
     )

@@ -3,14 +3,15 @@
 Each step is a function that returns changes, and reads what the changes before it have set; `complete` applies them
 with their origin. No change replaces a value of the user:
 
-1. `forgotten_paths`: paths that another run has set to its own folder are not settings.
-2. `run_paths`: unset paths are in the run folder.
-3. `named_run_folders`: a run folder that is named means the checkpoints in it.
-4. `own_start`: the run's own checkpoints in place of `checkpoint.load`, once it has saved.
-5. `RunSource.read`: what the folders hold, which are known now.
-6. `architecture_of_weights`: model section of the weights in `checkpoint.pretrained_checkpoint`.
-7. `tokenizer_of_weights`: tokenizer of these weights.
-8. `checkpoint_settings`: settings in the checkpoint that is loaded, with `checkpoint.use_checkpoint_args` (imports
+1. `weights_of_model`: the folder of weights that a model section from AutoBridge names.
+2. `forgotten_paths`: paths that another run has set to its own folder are not settings.
+3. `run_paths`: unset paths are in the run folder.
+4. `named_run_folders`: a run folder that is named means the checkpoints in it.
+5. `own_start`: the run's own checkpoints in place of `checkpoint.load`, once it has saved.
+6. `RunSource.read`: what the folders hold, which are known now.
+7. `architecture_of_weights`: model section of the weights in `checkpoint.pretrained_checkpoint`.
+8. `tokenizer_of_weights`: tokenizer of these weights.
+9. `checkpoint_settings`: settings in the checkpoint that is loaded, with `checkpoint.use_checkpoint_args` (imports
    torch).
 
 Fields that follow from other fields are resolved later, by `resolve_and_check`.
@@ -45,7 +46,7 @@ from mb_metrics import read_event_rows
 from mb_metrics.trainer_api import CONFIG, RunFolder
 from mb_models.trainer_api import AdoptedArchitecture, adopt_architecture, adopt_stored_architecture
 from mb_schema.paths import is_url
-from mb_trainer.config import ConfigContainer
+from mb_trainer.config import ConfigContainer, HuggingFaceSource
 from mb_trainer.run.data_checks import read_tokenizer
 from mb_trainer.run.run_folder import PATH_FIELDS, settings_sources
 
@@ -113,10 +114,12 @@ def complete(
 ) -> list[str]:
     """Complete a configuration in place, record the origin of each value, and return messages for the user.
 
-    With `for_any_start`, what depends on the checkpoints that the run has saved so far is left out: steps 4 and 8.
+    With `for_any_start`, what depends on the checkpoints that the run has saved so far is left out: steps 5 and 9.
     """
+    weights = weights_of_model(config)
+    apply(weights.changes, config, provenance)
     set_run_paths(config, folder, provenance)
-    notes: list[str] = []
+    notes = [*weights.notes]
     # an evaluation reads what is named
     if not for_any_start and not config.validation.skip_train:
         start = own_start(config, folder)
@@ -133,7 +136,7 @@ def complete(
 
 
 def set_run_paths(config: ConfigContainer, folder: RunFolder, provenance: Provenance) -> None:
-    """Set the paths of a configuration: steps 1 to 3, with a leading `~` expanded before."""
+    """Set the paths of a configuration: steps 2 to 4, with a leading `~` expanded before."""
     expand_home_in(config, PATH_FIELDS)
     apply(forgotten_paths(config, provenance), config, provenance)
     for path in OWN_PATHS:  # one by one: `load` follows `save`
@@ -158,6 +161,18 @@ def apply(changes: Iterable[FieldChange], config: ConfigContainer, provenance: P
             )
             for path in parts:
                 provenance.note(path, f"resolve: {change.rule}")
+
+
+def weights_of_model(config: ConfigContainer) -> StepResult:
+    """Start from the folder that the section of a model from AutoBridge names, unless another one is set."""
+    folder = config.model.hf_weights if isinstance(config.model, HuggingFaceSource) else None
+    if folder is None or config.checkpoint.pretrained_checkpoint is not None:
+        return StepResult()
+    path = "checkpoint.pretrained_checkpoint"
+    return StepResult(
+        changes=[FieldChange(path=path, value=folder)],
+        notes=[f"{path}: {folder}, from AutoBridge (load_weights)"],
+    )
 
 
 def forgotten_paths(config: ConfigContainer, provenance: Provenance) -> Iterator[FieldChange]:

@@ -52,11 +52,13 @@ def model_groups(
             yield groups
 
 
-def layers_of(config: ConfigContainer, device: torch.device) -> LayerChoice:
-    """Choose the layers of the model."""
+def set_layers(config: ConfigContainer, device: torch.device) -> LayerChoice:
+    """Choose the layers of the model, and set their implementation in its section."""
     model = config.model
     available = AvailableLayers(host=HOST_LAYERS)
-    return choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
+    layers = choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
+    model.transformer_impl = layers.implementation
+    return layers
 
 
 def optimizer_overrides(config: ConfigContainer, chunks: list[Any]) -> dict[Any, Any]:

@@ -9,7 +9,8 @@ The steps of `settle_job`:
 4. `resume_status` finds the checkpoint to resume from; `changed_settings` compares with the run that is resumed.
 5. The current schedule replaces that of the checkpoint if settings of a resumed run have changed.
 
-The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field).
+The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field). `build.py` sets two more fields:
+`model.transformer_impl` once the device is known, and `checkpoint.ckpt_step` once the checkpoint is loaded.
 """
 
 import os
@@ -27,9 +28,9 @@ from mb_metrics.trainer_api import RunFolder, changed_code
 from mb_models.trainer_api import fixed_by_weights, stored_optimizer_error
 from mb_resilience import RestartAttempt
 from mb_resilience.trainer_api import require_monitor
-from mb_trainer.config import ConfigContainer, HuggingFaceSource
+from mb_trainer.config import ConfigContainer
 from mb_trainer.errors import NoCheckpointError, RunFolderError, UnwritableFolderError, UserCodeError
-from mb_trainer.run.completion import complete
+from mb_trainer.run.completion import FieldChange, apply, complete
 from mb_trainer.run.data_checks import verify_data, where_tokenizer
 from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.run_folder import SettingsSource, settings_in_storage, settings_sources
@@ -88,7 +89,6 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     folder = RunFolder.named(options.out, name=options.name)
     folder.require_files()
     known = Provenance.of(config) if options.provenance is None else options.provenance
-    weights = weights_of_model(config)
     completed = complete(config, folder, known)
     evaluate_only = config.validation.skip_train
     settled = resolve_and_check(
@@ -123,7 +123,7 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
     if evaluate_only:  # resumes nothing, and is compared with the run in its folder
         resumed = [source for source in resumed if source.name == str(folder.path)]
     changed = changed_settings(config, resumed, options, code=folder, resumes=status.resumes)
-    override_schedule(config, resumed, changed)
+    apply(override_schedule(config, resumed, changed), config, known)
     kept = where_tokenizer(config)
     return Job(
         options=options,
@@ -137,21 +137,11 @@ def settle_job(config: ConfigContainer, options: RunOptions) -> Job:
         user_paths=known.user_paths,
         notes=(
             *options.notes,
-            *weights,
             *completed,
             *([] if kept is None else [kept]),
             *branch_notes(config, sources, evaluate_only=evaluate_only),
         ),
     )
-
-
-def weights_of_model(config: ConfigContainer) -> list[str]:
-    """Start from the folder that the section of a model from AutoBridge names, unless another one is set."""
-    folder = config.model.hf_weights if isinstance(config.model, HuggingFaceSource) else None
-    if folder is None or config.checkpoint.pretrained_checkpoint is not None:
-        return []
-    config.checkpoint.pretrained_checkpoint = folder
-    return [f"checkpoint.pretrained_checkpoint: {folder}, from AutoBridge (load_weights)"]
 
 
 def require_writable(config: ConfigContainer, folder: RunFolder) -> str | None:
@@ -210,14 +200,15 @@ def changed_settings(
 
 def override_schedule(
     config: ConfigContainer, sources: Iterable[SettingsSource], changed: Mapping[str, tuple[Any, Any]]
-) -> None:
+) -> list[FieldChange]:
     """Select the configured schedule if settings have changed, unless that of the checkpoint is selected."""
     # the newest checkpoint of a run that was resumed with changes may still hold the old schedule
     overridden = any(
         source.saved.section("scheduler").get("override_opt_param_scheduler") for source in sources
     )
-    if (changed or overridden) and not config.scheduler.use_checkpoint_opt_param_scheduler:
-        config.scheduler.override_opt_param_scheduler = True
+    if not (changed or overridden) or config.scheduler.use_checkpoint_opt_param_scheduler:
+        return []
+    return [FieldChange(path="scheduler.override_opt_param_scheduler", value=True)]
 
 
 def branch_notes(
@@ -252,5 +243,5 @@ def compare_with_storage(job: Job, on_rank_zero: Callable[[Callable[[], Any]], A
         return sources, changed_settings(config, sources, options, resumes=True)
 
     sources, changed = on_rank_zero(compare)
-    override_schedule(config, sources, changed)
+    apply(override_schedule(config, sources, changed), config, Provenance.of(config))
     return replace(job, changed_settings={**job.changed_settings, **changed})

@@ -26,14 +26,14 @@ def replaced(path: Path, *, durable: bool = False) -> Iterator[Path]:
     try:
         yield part
         if durable:
-            _fsync(part)
+            fsync_path(part)
         part.replace(path)
     except BaseException:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
     if durable:
-        _fsync(path.parent)
+        fsync_path(path.parent)
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
@@ -42,7 +42,7 @@ def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def _fsync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Force the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

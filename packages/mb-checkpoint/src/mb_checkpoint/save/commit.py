@@ -30,6 +30,7 @@ from mb_checkpoint.formats.layout import (
     temporary_name,
 )
 from mb_checkpoint.formats.manifest import FileEntry, Manifest, encode_manifest, hash_file
+from mb_schema.files import fsync_path
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +66,6 @@ def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
         with suppress(OSError):
             name.unlink(missing_ok=True)
         raise
-
-
-def fsync_path(path: Path) -> None:
-    """Force the content of a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fsync_and_write_manifest(

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from mb_checkpoint.formats.checksums import HASHES, Checksum
 from mb_checkpoint.formats.manifest import FileEntry, hash_file
-from mb_checkpoint.save.commit import METADATA_THREADS, fsync_path
+from mb_checkpoint.save.commit import METADATA_THREADS
 from mb_checkpoint.save.device_sync import Synchronize, wait_for_devices
+from mb_schema.files import fsync_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,6 @@ from mb_checkpoint.formats.manifest import (
 )
 from mb_checkpoint.inspect.best import BestCheckpoint, ranked
 from mb_checkpoint.locks import reader_lock
-from mb_checkpoint.save.commit import fsync_path
 from mb_checkpoint.save.kept_steps import steps_to_remove
 from mb_checkpoint.storage.owner import (
     StorageOwner,
@@ -48,6 +47,7 @@ from mb_checkpoint.storage.owner import (
 )
 from mb_checkpoint.storage.storage import Storage
 from mb_schema.file_names import FileNameError, path_inside
+from mb_schema.files import fsync_path
 
 T = TypeVar("T")
 LATEST = "latest.json"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from mb_checkpoint.errors import StorageError, cause_of
-from mb_checkpoint.save.commit import fsync_path
 from mb_schema.file_names import path_inside
-from mb_schema.files import replaced
+from mb_schema.files import fsync_path, replaced
 from mb_schema.paths import is_url
 
 FSSPEC = "mb_checkpoint.storage.fsspec"

@@ -12,6 +12,7 @@ from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.sinks.append_file import AppendFile, require_regular_file
 from mb_metrics.sinks.sink import Sink
+from mb_schema.files import replaced
 from mb_schema.json_rows import parse_row, step_of_row
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -166,10 +167,8 @@ def _repair(path: Path, resume_step: int | None) -> None:
     if only_at_end and kept_bytes <= path.stat().st_size:  # else the last line lacks its end
         os.truncate(path, kept_bytes)
         return
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
+    with replaced(path) as new, new.open("wb") as file:
         file.writelines(line for line, step in _steps(path) if resume_step is None or step <= resume_step)
-    new.replace(path)
 
 
 _BEGIN = b'{"step": '

@@ -7,6 +7,7 @@ from operator import index
 from pathlib import Path
 
 from mb_metrics.errors import DamagedRunFileError
+from mb_schema.files import write_atomically
 
 PREFIX = "mb_metrics/"
 """Default prefix of the metrics in the run of another program, so that they do not replace its metrics."""
@@ -109,7 +110,5 @@ class TrackerRunFile:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_name(self._path.name + ".new")
         given = {name: value for name, value in asdict(run).items() if name != "names" or value}
-        new.write_text(json.dumps(given) + "\n", encoding="utf-8")
-        new.replace(self._path)
+        write_atomically(self._path, json.dumps(given) + "\n")

@@ -1,7 +1,6 @@
 """Reader and writer of safetensors files, one tensor at a time. The only module that imports safetensors."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.text_part import text_tensor
 from mb_schema.file_names import FileNameError, checked_name
+from mb_schema.files import replaced
 
 INDEX = "model.safetensors.index.json"
 
@@ -123,12 +123,9 @@ class TensorFolder:
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write a file, which has its name when it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
     created = path.with_name(f".{path.name}.mode")
     created.touch()
-    save_file(dict(tensors), temporary, metadata={"format": "pt"})
-    shutil.copymode(created, temporary)  # safetensors creates files that only the user may read
+    with replaced(path, durable=True) as part:
+        save_file(dict(tensors), part, metadata={"format": "pt"})
+        shutil.copymode(created, part)  # safetensors creates files that only the user may read
     created.unlink()
-    with temporary.open("rb") as stream:
-        os.fsync(stream.fileno())
-    temporary.replace(path)

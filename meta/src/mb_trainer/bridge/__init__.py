@@ -27,22 +27,22 @@ _BASE = f"{__name__}."
 @cache
 def names() -> Mapping[str, Mapping[str, str]]:
     """Return where the names of Megatron-Bridge are here: module below `megatron.bridge` -> name -> module:name."""
-    found: dict[str, dict[str, str]] = {"": {}}
+    homes_by_module: dict[str, dict[str, str]] = {"": {}}
     for line in (_FOLDER / "names.txt").read_text(encoding="utf-8").splitlines():
         head, _, listed = line.partition(": ")
         module, home = head.split()
         pairs = (name.partition("=") for name in listed.split())  # NAME=OTHER where the name differs here
         homes = {name: f"{home}:{other or name}" for name, _, other in pairs}
-        found.setdefault("" if module == "." else module, {}).update(homes)
+        homes_by_module.setdefault("" if module == "." else module, {}).update(homes)
     for module, recipes in _recipe_modules().items():
-        found.setdefault(module, {}).update(
+        homes_by_module.setdefault(module, {}).update(
             (name, f"mb_trainer.bridge.recipe_table:{recipe}") for name, recipe in recipes.items()
         )
-    for module in [*found]:
+    for module in [*homes_by_module]:
         parts = module.split(".")
         for length in range(1, len(parts)):
-            found.setdefault(".".join(parts[:length]), {})
-    return found
+            homes_by_module.setdefault(".".join(parts[:length]), {})
+    return homes_by_module
 
 
 @cache

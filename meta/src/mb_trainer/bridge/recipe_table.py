@@ -39,9 +39,9 @@ def entries() -> Mapping[str, Mapping[str, Any]]:
 
 def in_full(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return entries with the settings of those that they differ from, which come before them."""
-    found: dict[str, dict[str, Any]] = {}
+    complete: dict[str, dict[str, Any]] = {}
     for name, entry in written.items():
-        parent = found.get(entry.get("of", ""), {"settings": {}})
+        parent = complete.get(entry.get("of", ""), {"settings": {}})
         sections = dict(parent["settings"])
         for section, values in entry["settings"].items():
             is_whole = section in WHOLE or "" in values
@@ -54,8 +54,8 @@ def in_full(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
                 if key in own or key not in entry["left"]
             }
             sections["model"] = kept
-        found[name] = {**parent, **entry, "settings": sections}
-    return found
+        complete[name] = {**parent, **entry, "settings": sections}
+    return complete
 
 
 def _build(name: str, peft_scheme: str | PEFT | None = None) -> ConfigContainer:

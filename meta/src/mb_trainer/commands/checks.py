@@ -76,16 +76,16 @@ def rules(chosen: RuleFilter, *, as_json: bool) -> int:
     return print_rules(all_rules(), chosen, as_json=as_json, program=PROGRAM)
 
 
-def machine_notes(found: Examination) -> Iterator[str]:
+def machine_notes(examination: Examination) -> Iterator[str]:
     """Yield remarks on the files, the memory and the GPUs of a run."""
-    config, result = found.request.config, found.result
-    if not result.errors and not found.unread:  # a section that a rule rejects cannot be finalized
+    config, result = examination.request.config, examination.result
+    if not result.errors and not examination.unread:  # a section that a rule rejects cannot be finalized
         problem = data_problem(config)
         if problem is not None:
             yield f"on this machine: {problem}"
         if result.resolved and not any(each.id.startswith("PL") for each in result.problems):
-            yield from memory_notes(config, found.target)
-    gpus = () if found.target.gpu else read_gpus(details=True)
+            yield from memory_notes(config, examination.target)
+    gpus = () if examination.target.gpu else read_gpus(details=True)
     if gpus:
         yield f"this machine: {describe_gpus(gpus)}"
 

@@ -143,8 +143,12 @@ def _tokenizer(given: Mapping[str, Any]) -> str:
 
 def _data(given: Mapping[str, Any]) -> str:
     """Return the line on the data. The run checks that they exist."""
-    found = given.get("dataset.blend") or given.get("dataset.blend_per_split")
-    if found is None:
+    data_paths = given.get("dataset.blend") or given.get("dataset.blend_per_split")
+    if data_paths is None:
         return "data: generated"
-    blends = [found] if isinstance(found[0], list) and found[0] and isinstance(found[0][0], str) else found
+    blends = (
+        [data_paths]
+        if isinstance(data_paths[0], list) and data_paths[0] and isinstance(data_paths[0][0], str)
+        else data_paths
+    )
     return f"data: {' '.join(prefix for blend in blends if blend for prefix in blend[0])}"

@@ -51,9 +51,9 @@ def plan(
         PlanError: The model's sizes cannot be counted.
     """
     size = target.world_size or smallest_world_of(given)
-    found = examine_request(given, target=replace(target, world_size=size))
-    request, result = found.request, found.result
-    config, target = request.config, replace(found.target, world_size=target.world_size)
+    examination = examine_request(given, target=replace(target, world_size=size))
+    request, result = examination.request, examination.result
+    config, target = request.config, replace(examination.target, world_size=target.world_size)
     if not result.resolved:
         raise ConfigError(result.errors or result.problems)
     planned = _planned(config, result.errors, world_size=size)

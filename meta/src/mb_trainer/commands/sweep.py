@@ -72,14 +72,14 @@ def sweep(
         chart: SVG file for a chart of memory and predicted time; needs a GPU.
         as_json: Print one JSON object.
     """
-    found = sweep_points(given, targets=targets, limit=limit, top=top, layouts=layouts)
+    points = sweep_points(given, targets=targets, limit=limit, top=top, layouts=layouts)
     if chart is not None:
-        write_sweep_chart(chart, found.points, title=f"{found.name}: memory and predicted step")
+        write_sweep_chart(chart, points.points, title=f"{points.name}: memory and predicted step")
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(points.to_dict(), indent=2))
     else:
-        print_report(found)
-    return DONE if any(not point.rejected for point in found.points) else FAILURE
+        print_report(points)
+    return DONE if any(not point.rejected for point in points.points) else FAILURE
 
 
 def sweep_points(
@@ -194,26 +194,26 @@ def read_swept(given: CommandInput) -> SweptRequest:
     """
     recipe, overrides = READER.split(given.arguments, given.files)
     with TemporaryDirectory() as folder:
-        found: dict[str, Variation] = {}
+        variations: dict[str, Variation] = {}
         reduced = []
         for number, file in enumerate([Path(recipe), *given.files]):
             path, several = _reduce_file(file, Path(folder) / str(number))
-            found |= {variation.path: variation for variation in several}
+            variations |= {variation.path: variation for variation in several}
             reduced.append(path)
         first = recipe if reduced[0] == Path(recipe) else str(reduced[0])
         request = READER.read([first], files=reduced[1:])
     single, several = read_variations(overrides, request.config)
     for override in single:
-        found.pop(override.lstrip("+~").partition("=")[0], None)
-    found |= {variation.path: variation for variation in several}
+        variations.pop(override.lstrip("+~").partition("=")[0], None)
+    variations |= {variation.path: variation for variation in several}
     apply_overrides(
         request.config,
-        [*single, *(variation.override(0) for variation in found.values())],
+        [*single, *(variation.override(0) for variation in variations.values())],
         section_factories=READER.section_factories,
         targets=READER.targets,
         provenance=request.provenance,
     )
-    return SweptRequest(request=request, variations=list(found.values()))
+    return SweptRequest(request=request, variations=list(variations.values()))
 
 
 def _reduce_file(path: Path, folder: Path) -> tuple[Path, list[Variation]]:
@@ -263,21 +263,21 @@ def _estimate_point(
     )
     target = targets[index[-1]] if len(targets) > 1 else targets[0]
     facts = target_facts(target, config.env_vars)
-    found = examine(request, command_checks(), facts=facts, target=target).result
-    plan, prediction, unplanned = None, None, "" if found.errors else found.unresolved
-    if found.resolved:
+    examined = examine(request, command_checks(), facts=facts, target=target).result
+    plan, prediction, unplanned = None, None, "" if examined.errors else examined.unresolved
+    if examined.resolved:
         rows, sections = embedding_rows(config), config.sections()
         try:
             plan = make_plan(sections, world_size=target.world_size or 1, vocab_size=rows)
-            if target.gpu is not None and not found.errors:
+            if target.gpu is not None and not examined.errors:
                 prediction = predict(sections, plan, gpu=target.gpu)
         except PlanError as error:
-            unplanned = "" if found.errors else str(error)
+            unplanned = "" if examined.errors else str(error)
     return SweptPoint(
         values=values_as_written(result, swept.variations, index),
         plan=plan,
         unplanned=unplanned,
         prediction=prediction,
         gpu=target.gpu,
-        problems=found.errors,
+        problems=examined.errors,
     )

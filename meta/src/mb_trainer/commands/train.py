@@ -93,7 +93,7 @@ def pretrain_from_megatron_lm(
     **options: Any,
 ) -> int:
     """Resume a run of Megatron-LM, and return the exit code. `options` are those of `pretrain`."""
-    found = take_over(
+    taken = take_over(
         folder,
         script=script,
         variables=variables,
@@ -102,8 +102,8 @@ def pretrain_from_megatron_lm(
         overrides=overrides,
     )
     if read_world(os.environ).rank == 0:
-        print("\n".join(f"from Megatron-LM: {line}" for line in found.lines), flush=True)
-    return pretrain([*found.arguments, *overrides], out=found.out, **options)
+        print("\n".join(f"from Megatron-LM: {line}" for line in taken.lines), flush=True)
+    return pretrain([*taken.arguments, *overrides], out=taken.out, **options)
 
 
 def run_options(request: ConfigRequest, *, out: Path | None, resume_with_changes: bool) -> RunOptions:

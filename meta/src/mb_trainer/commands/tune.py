@@ -54,7 +54,7 @@ def tune(
     """Measure, print the table, and write the file; return the exit code."""
     require_single_process(os.environ, option="--nproc")
     with tempfile.TemporaryDirectory(prefix="tune-") as folder:
-        found, fixed, device = _search(
+        result, fixed, device = _search(
             arguments,
             files=files,
             processes=processes,
@@ -63,14 +63,14 @@ def tune(
             folder=Path(folder),
         )
     heading = [
-        f"mb tune {' '.join(arguments)}: {found.speedup:.2f} times the speed of these settings alone,",
+        f"mb tune {' '.join(arguments)}: {result.speedup:.2f} times the speed of these settings alone,",
         f"measured on {device}, {date.today().isoformat()}. Use it with --config {out.name}.",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(override_file(found, heading=heading, fixed=fixed), encoding="utf-8")
-    print(table(found))
-    kept = " ".join(found.kept) or "nothing"
-    print(f"{kept}: {found.speedup:.2f} times as fast; written to {out}")
+    out.write_text(override_file(result, heading=heading, fixed=fixed), encoding="utf-8")
+    print(table(result))
+    kept = " ".join(result.kept) or "nothing"
+    print(f"{kept}: {result.speedup:.2f} times as fast; written to {out}")
     return 0
 
 
@@ -134,9 +134,9 @@ def _search(
         measured = "" if trial.result is None else f", {trial.result.as_text()}"
         print(f"{setting}: {trial.outcome}{measured}", file=sys.stderr, flush=True)
 
-    found = search(switches, run, seconds=seconds, rejected=rejected, log=log)
-    device = found.best.device if found.best is not None else "this machine"
-    return found, fixed, f"{device} with {os.cpu_count()} CPUs" if device == "cpu" else device
+    result = search(switches, run, seconds=seconds, rejected=rejected, log=log)
+    device = result.best.device if result.best is not None else "this machine"
+    return result, fixed, f"{device} with {os.cpu_count()} CPUs" if device == "cpu" else device
 
 
 def layout_switch(given: CommandInput, *, target: TargetMachine) -> Switch:

@@ -17,12 +17,12 @@ def folder_of(package: str) -> Path:
     Raises:
         ModuleNotFoundError: The package is not installed.
     """
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
             f"{package}: is not an installed package. Install what brings it.", name=package
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 @recipe

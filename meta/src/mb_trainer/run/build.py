@@ -75,6 +75,7 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
         store = None if job.attempt is None else job.attempt.store
         groups = stack.enter_context(model_groups(job.world, config, device=device, store=store))
         stack.callback(console.close)
+        # A complete run ends here, without a model. On all ranks, because one that builds would wait for the others.
         last = verify_last_checkpoint_on_all_ranks(
             config.checkpoint,
             train_iters=config.train.train_iters or 0,
@@ -159,6 +160,7 @@ def build(
         console=console,
         training_model=training_model,
         profilers=profilers,
+        # opened last: the position is in the counters that the load has restored
         data=loaders.resume(state.train_state),
         state=state,
         checkpointer=checkpointer,

@@ -290,13 +290,13 @@ def tokenizer_of_weights(
 def checkpoint_settings(config: ConfigContainer, provenance: Provenance) -> StepResult:
     """Take the settings of the checkpoint that the run loads where the user set nothing; a note for each conflict."""
     checkpoint = config.checkpoint
-    found = mb_checkpoint.trainer_api.find_stored_settings(checkpoint)  # imports torch, as late as this
-    stored, rule = stored_sections(found.run_config, found.arguments), f"settings of {found.path}"
+    settings = mb_checkpoint.trainer_api.find_stored_settings(checkpoint)  # imports torch, as late as this
+    stored, rule = stored_sections(settings.run_config, settings.arguments), f"settings of {settings.path}"
     adopted = adopt_stored_architecture(
         config.model,
         stored["model"],
         origins=provenance,
-        source=str(found.path),
+        source=str(settings.path),
         parallel=checkpoint.use_mp_args_from_checkpoint_args,
     )
     changes = architecture_changes(config, adopted, rule=rule)

@@ -182,19 +182,19 @@ def changed_settings(
     """
     changed: dict[str, tuple[Any, Any]] = {}
     for source in sources:
-        found = source.saved.differences(config)
+        differences = source.saved.differences(config)
         if code is not None and source.name == str(code.path):
-            found |= changed_code(code.events, options.code.names)
-        if found and not options.resume_with_changes:
-            fixed = fixed_by_weights(found) if resumes else []
+            differences |= changed_code(code.events, options.code.names)
+        if differences and not options.resume_with_changes:
+            fixed = fixed_by_weights(differences) if resumes else []
             raise RunFolderError(
-                changed_settings_message(source.name, found, fixed=fixed, other=source.other)
+                changed_settings_message(source.name, differences, fixed=fixed, other=source.other)
             )
-        if found and resumes and config.checkpoint.load_optim:
-            reason = stored_optimizer_error(config.model, found)
+        if differences and resumes and config.checkpoint.load_optim:
+            reason = stored_optimizer_error(config.model, differences)
             if reason is not None:
                 raise RunFolderError(f"{source.name}: {reason}")
-        changed |= found
+        changed |= differences
     return changed
 
 

@@ -112,6 +112,7 @@ class Run:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
         config = self.job.config
         with ExitStack() as stack:
+            # First, and so closed last: a signal that arrives while metrics are written does not end the process.
             stops = stack.enter_context(self.stop_requests())
             stragglers = stack.enter_context(self.straggler_detectors())
             recorders = stack.enter_context(self.recorders(stragglers))

@@ -57,12 +57,14 @@ def describe_installed() -> str:
     return f'{{\n "megatron_core": {version},\n "classes": {{\n' + ",\n".join(blocks) + "\n }\n}\n"
 
 
-def drift(known: Mapping[str, MegatronField], found: Mapping[str, MegatronField]) -> list[str]:
+def drift(known: Mapping[str, MegatronField], installed: Mapping[str, MegatronField]) -> list[str]:
     """Return the differences between two sets of fields, one line each."""
-    lines = [f"{name}: was removed" for name in known if name not in found]
-    lines += [f"{name}: was added, default {found[name].default!r}" for name in found if name not in known]
-    for name in (name for name in known if name in found):
-        old, new = known[name], found[name]
+    lines = [f"{name}: was removed" for name in known if name not in installed]
+    lines += [
+        f"{name}: was added, default {installed[name].default!r}" for name in installed if name not in known
+    ]
+    for name in (name for name in known if name in installed):
+        old, new = known[name], installed[name]
         if old.default != new.default or type(old.default) is not type(new.default):
             lines.append(f"{name}: default {new.default!r}, was {old.default!r}")
         if old.kinds != new.kinds:
@@ -120,11 +122,11 @@ def _module(name: str) -> types.ModuleType:
     file = next(root / relative for root in roots if (root / relative).is_file())
     own = f"_mb_config_{name.replace('.', '_')}"
     if own not in sys.modules:
-        found = importlib.util.spec_from_file_location(own, file)
-        if found is None or found.loader is None:
+        module_spec = importlib.util.spec_from_file_location(own, file)
+        if module_spec is None or module_spec.loader is None:
             raise ImportError(f"{file}: cannot be imported", path=str(file))
-        sys.modules[own] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules[own])
+        sys.modules[own] = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(sys.modules[own])
     return sys.modules[own]
 
 
@@ -136,20 +138,20 @@ def _default(item: Field[Any]) -> Any:
 
 def _kinds(annotation: Any) -> str:
     """Return the kinds of values of a field; a type that they cannot express is `any`."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     for choice in options(annotation):
         origin = typing.get_origin(choice)
         if origin is Literal:
-            found |= {_WORDS.get(type(member), "any") for member in typing.get_args(choice)}
+            kinds |= {_WORDS.get(type(member), "any") for member in typing.get_args(choice)}
         elif origin in (list, tuple, set) or choice in (list, tuple, set):
-            found.add("list")
+            kinds.add("list")
         elif origin is dict:
-            found.add("dict")
+            kinds.add("dict")
         elif isinstance(choice, type) and (issubclass(choice, Enum) or choice.__name__ == "dtype"):
-            found.add("str")
+            kinds.add("str")
         else:
-            found.add(_WORDS.get(choice, "any"))
-    return "any" if "any" in found else "|".join(sorted(found))
+            kinds.add(_WORDS.get(choice, "any"))
+    return "any" if "any" in kinds else "|".join(sorted(kinds))
 
 
 if __name__ == "__main__":

@@ -102,11 +102,11 @@ def _unknown_source(patch: Patch) -> str | None:
     """Return the problem where the installed function is not one that the patch is made for."""
     if not patch.sources:
         return None
-    found = installed_hash(patch.module, patch.target)
-    if found in patch.sources:
+    source = installed_hash(patch.module, patch.target)
+    if source in patch.sources:
         return None
     return f"{patch.module}.{patch.target} " + (
-        "does not exist" if found is None else f"differs from the versions that are known (source {found})"
+        "does not exist" if source is None else f"differs from the versions that are known (source {source})"
     )
 
 
@@ -176,14 +176,14 @@ class Guard:
         others: Iterable[ModuleType],
     ) -> None:
         """Apply the patches of modules, whose names other modules may have copied."""
-        found = {
+        targets = {
             id(target): target
             for module in modules
             for fault, patch in patches.get(module.__name__, ())
             if (target := self._target(module, fault, patch)) is not None
         }
-        find_copies(found.values(), others)
-        for target in found.values():
+        find_copies(targets.values(), others)
+        for target in targets.values():
             target.compose(self._disabled)
 
     def _target(self, module: ModuleType, fault: str, patch: Patch) -> Target | None:

@@ -133,17 +133,17 @@ def check_collectives(device: torch.device) -> Collectives:
         dist.all_reduce(values)
     _synchronize(device)
     seconds = (time.perf_counter() - start) / rounds
-    found = gather((right, seconds, _product_seconds(device)))
-    slowest = max(each[1] for each in found)
-    median = statistics.median(each[2] for each in found)
+    measured = gather((right, seconds, _product_seconds(device)))
+    slowest = max(each[1] for each in measured)
+    median = statistics.median(each[2] for each in measured)
     return Collectives(
         ranks=ranks,
         backend="nccl" if device.type == "cuda" else "gloo",
         mib=mib,
         seconds=slowest,
         bus_gb_per_second=2 * (ranks - 1) / ranks * mib * 2**20 / slowest / 1e9,
-        wrong_ranks=tuple(rank for rank, each in enumerate(found) if not each[0]),
-        slow_ranks={rank: each[2] / median for rank, each in enumerate(found) if each[2] > SLOW * median},
+        wrong_ranks=tuple(rank for rank, each in enumerate(measured) if not each[0]),
+        slow_ranks={rank: each[2] / median for rank, each in enumerate(measured) if each[2] > SLOW * median},
     )
 
 
@@ -167,9 +167,9 @@ def _synchronize(device: torch.device) -> None:
 
 def collective_findings(result: Collectives, *, nvlinks: int | None, nodes: int) -> list[Finding]:
     """Return what is wrong or slow about the ranks."""
-    found = []
+    findings = []
     if result.wrong_ranks:
-        found.append(
+        findings.append(
             Finding(
                 level="problem",
                 about="all-reduce",
@@ -178,7 +178,7 @@ def collective_findings(result: Collectives, *, nvlinks: int | None, nodes: int)
             )
         )
     for rank, factor in result.slow_ranks.items():
-        found.append(
+        findings.append(
             Finding(
                 level="warning" if result.backend == "nccl" else "note",
                 about=f"rank {rank}",
@@ -187,7 +187,7 @@ def collective_findings(result: Collectives, *, nvlinks: int | None, nodes: int)
             )
         )
     if nodes == 1 and nvlinks and result.ranks > 1 and result.bus_gb_per_second < 50:
-        found.append(
+        findings.append(
             Finding(
                 level="warning",
                 about="all-reduce",
@@ -195,4 +195,4 @@ def collective_findings(result: Collectives, *, nvlinks: int | None, nodes: int)
                 fix="Look at NCCL_P2P_DISABLE and `nvidia-smi topo -m`.",
             )
         )
-    return found
+    return findings

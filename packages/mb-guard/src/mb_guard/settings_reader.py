@@ -88,10 +88,10 @@ def _parts(word: str) -> list[str]:
 def _expand(word: str, variables: Mapping[str, str], depth: int = 0) -> str:
     """Return a word with the values of its variables; those that the script does not assign remain."""
 
-    def value(found: re.Match[str]) -> str:
-        name, default = found[1] or found[3], found[2]
-        text = variables.get(name, found[0] if default is None else default)
-        return default if text == found[0] and default is not None else text
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        text = variables.get(name, match[0] if default is None else default)
+        return default if text == match[0] and default is not None else text
 
     expanded = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)", value, word)
     return expanded if expanded == word or depth > 8 else _expand(expanded, variables, depth + 1)

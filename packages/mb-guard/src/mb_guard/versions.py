@@ -65,11 +65,11 @@ def _satisfies(version: str, bound: str) -> bool:
 
 def _key(version: str) -> tuple[tuple[int, ...], bool, str]:
     """Return what orders versions: the numbers, padded; then whether it is a final release; then the suffix."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)[.-]?([a-z0-9.]*)", version.strip().partition("+")[0])
-    if found is None:
+    match = re.match(r"v?(\d+(?:\.\d+)*)[.-]?([a-z0-9.]*)", version.strip().partition("+")[0])
+    if match is None:
         raise ValueError(f"{version}: not a version")
-    numbers = tuple(int(part) for part in found[1].split("."))
-    suffix = found[2]
+    numbers = tuple(int(part) for part in match[1].split("."))
+    suffix = match[2]
     return numbers + (0,) * (4 - len(numbers)), not suffix or suffix.startswith("post"), suffix
 
 

@@ -259,7 +259,7 @@ class _View(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         self._stream.seek(self._start + self._position)
-        found = self._stream.read(max(0, min(len(buffer), self._length - self._position)))
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)
+        content = self._stream.read(max(0, min(len(buffer), self._length - self._position)))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)

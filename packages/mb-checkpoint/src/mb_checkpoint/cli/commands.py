@@ -110,13 +110,13 @@ def stored(url: str, *, as_json: bool) -> int:
     Raises:
         StorageError: the storage cannot be read.
     """
-    found = list_stored(open_storage(url))
-    best = best_of({each.folder: each.manifest for each in found})
+    checkpoints = list_stored(open_storage(url))
+    best = best_of({each.folder: each.manifest for each in checkpoints})
     marks = {} if best is None else {str(best.path): f"{best.metric} {best.value:.6g}"}
     lines = [
         f"step {each.step}: {each.folder}, {format_bytes(each.manifest.total_bytes)}"
         + (f", best: {marks[each.folder]}" if each.folder in marks else "")
-        for each in found
+        for each in checkpoints
     ]
     summary = [
         {
@@ -125,7 +125,7 @@ def stored(url: str, *, as_json: bool) -> int:
             "total_bytes": each.manifest.total_bytes,
             "best": marks.get(each.folder),
         }
-        for each in found
+        for each in checkpoints
     ]
     print_result(summary, lines or [f"{url}: no checkpoint"], as_json=as_json)
     return 0

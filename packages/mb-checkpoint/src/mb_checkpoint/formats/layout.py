@@ -103,16 +103,16 @@ def leftovers(root: Path) -> list[Path]:
     Staging folders, partially deleted folders, replaced folders whose successor has its name, and files and links that
     were to replace others. Those of processes that work there are among them.
     """
-    found = staging_directories(root)
+    paths = staging_directories(root)
     for path in root.glob(f"{_REMOVING}*"):
         if step_of(path.with_name(path.name.removeprefix(_REMOVING))) is not None:
-            found.append(path)
+            paths.append(path)
     for path in root.glob(f"{_REPLACED}iter_*"):
         if path.with_name(path.name.removeprefix(_REPLACED)).exists():
-            found.append(path)
+            paths.append(path)
     for name in _REPLACED_FILES:
-        found += root.glob(f".{name}.{'[0-9a-f]' * 16}")
-    return sorted(found)
+        paths += root.glob(f".{name}.{'[0-9a-f]' * 16}")
+    return sorted(paths)
 
 
 def legacy_ranks(directory: Path) -> list[Path]:

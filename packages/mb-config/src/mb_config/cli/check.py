@@ -73,11 +73,11 @@ def argument_facts(target: TargetMachine, env_vars: object) -> dict[str, object]
     return {**facts, **local}
 
 
-def print_check(found: Examination, *, program: str, as_json: bool, notes: Sequence[str] = ()) -> int:
+def print_check(examination: Examination, *, program: str, as_json: bool, notes: Sequence[str] = ()) -> int:
     """Print the problems of a request, and on stderr remarks on it. Return 1 if a problem rejects the run.
 
     Args:
-        found: The request and its problems.
+        examination: The request and its problems.
         program: Name of the program, for remarks.
         as_json: Print problems and changes as JSON, and no remarks.
         notes: Remarks on the files and the machine of the run.
@@ -86,27 +86,27 @@ def print_check(found: Examination, *, program: str, as_json: bool, notes: Seque
         ConfigReadError: Settings cannot be read; the problems of the others are printed before.
     """
     if as_json:
-        print(json.dumps(report(found), indent=2))
+        print(json.dumps(report(examination), indent=2))
     else:
-        for line in listing(found.result.problems, Colours(sys.stdout.isatty())):
+        for line in listing(examination.result.problems, Colours(sys.stdout.isatty())):
             print(line)
-        for note in [*check_notes(found), *notes]:
+        for note in [*check_notes(examination), *notes]:
             print(note, file=sys.stderr)
-        if found.result.problems:
-            example = found.result.problems[0].id
+        if examination.result.problems:
+            example = examination.result.problems[0].id
             print(f"{program} explain {example} shows a rule with examples", file=sys.stderr)
-    raise_errors(found.unread)
-    return FAILURE if found.result.errors else DONE
+    raise_errors(examination.unread)
+    return FAILURE if examination.result.errors else DONE
 
 
-def print_config(found: Examination, view: ViewOptions) -> int:
+def print_config(examination: Examination, view: ViewOptions) -> int:
     """Print the configuration of a request as YAML that can be loaded again.
 
     Raises:
         ConfigError: The configuration violates rules; it is printed before.
         UnknownSectionError: There is no such section.
     """
-    request = found.request
+    request = examination.request
     sections = [item.name for item in fields(request.config)]
     if view.section is not None and view.section not in sections:
         near = get_close_matches(view.section, sections, n=3)
@@ -124,10 +124,10 @@ def print_config(found: Examination, view: ViewOptions) -> int:
             section=view.section,
         )
         print(text, end="")
-    for note in _resolving_notes(found, "printed"):
+    for note in _resolving_notes(examination, "printed"):
         print(note, file=sys.stderr)
-    if found.result.errors:
-        raise ConfigError(found.result.errors)
+    if examination.result.errors:
+        raise ConfigError(examination.result.errors)
     return DONE
 
 
@@ -149,20 +149,21 @@ def report(found: Examination) -> dict[str, object]:
     }
 
 
-def check_notes(found: Examination) -> Iterator[str]:
+def check_notes(examination: Examination) -> Iterator[str]:
     """Yield the remarks that follow the problems."""
-    request, result, target, unread = found.request, found.result, found.target, len(found.unread)
+    request, result, target = examination.request, examination.result, examination.target
+    unread = len(examination.unread)
     errors, warnings = len(result.errors), len(result.warnings)
     on = f" on {target.gpu}" if target.gpu else ""
     size = target.world_size
     processes = "any number of processes" if size is None else processes_text(size)
     yield (
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
-        f"of {found.rules} rules" + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
+        f"of {examination.rules} rules" + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
     )
     yield from (f"resolved: {change}" for change in result.notable)
-    yield from _plain_notes(found)
-    if target.gpu and found.facts.get("transformer_engine") is None:
+    yield from _plain_notes(examination)
+    if target.gpu and examination.facts.get("transformer_engine") is None:
         yield "rules on Transformer Engine were left out: give --te VERSION"
     train = request.config.sections().get("train")
     if result.resolved and train is not None and train.num_epochs is not None and train.train_iters is None:

@@ -86,23 +86,23 @@ def print_rules(
     Raises:
         UnknownPackageError: No rules are of this package.
     """
-    found = [
+    selected = [
         (owner, rule)
         for owner, rule in _in_package(owners, chosen.package)
         if (chosen.of_field is None or _reads(rule, chosen.of_field))
         and (chosen.text is None or _contains(rule, chosen.text))
     ]
     if as_json:
-        print(json.dumps([_to_dict(owner, rule) for owner, rule in found], indent=2))
-    if not found:
+        print(json.dumps([_to_dict(owner, rule) for owner, rule in selected], indent=2))
+    if not selected:
         print(f"no rule matches; `{program} rules` lists all", file=sys.stderr)
         return FAILURE
     if as_json:
         return DONE
-    width = max(len(rule.id) for _, rule in found)
-    for _, rule in found:
+    width = max(len(rule.id) for _, rule in selected)
+    for _, rule in selected:
         print(f"{rule.id:<{width}}  {rule.severity:<7}  {rule.fields[0].removeprefix('facts.')}: {rule.why}")
-    print(f"{counted(len(found), 'rule')}; {program} explain ID shows one with examples", file=sys.stderr)
+    print(f"{counted(len(selected), 'rule')}; {program} explain ID shows one with examples", file=sys.stderr)
     return DONE
 
 

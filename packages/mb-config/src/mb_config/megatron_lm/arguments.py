@@ -22,19 +22,19 @@ def megatron_arguments(config: Any, *, padded_vocab_size: int, world_size: int) 
     """
     if not {"num_layers", "hidden_size", "num_attention_heads"} <= vars(config.model).keys():
         return None
-    found = {
+    arguments = {
         dest: value
         for dest, flag in read_flags().items()
         if flag.path and (value := _value_at(config, flag.path)) is not None
     }
-    found |= _architecture(config.model)
-    found |= _run(config)
+    arguments |= _architecture(config.model)
+    arguments |= _run(config)
     layout = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     shards = 1
     for name in layout:
-        shards *= found[name]
+        shards *= arguments[name]
     return {
-        **found,
+        **arguments,
         "padded_vocab_size": padded_vocab_size,
         "world_size": world_size,
         "data_parallel_size": world_size // shards,

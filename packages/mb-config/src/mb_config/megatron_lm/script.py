@@ -162,16 +162,18 @@ def read_words(
     """
     if text.lstrip().startswith("-"):
         return _flags_of_text(text, variables or {})
-    found = interpret(text, variables=variables or {}, arguments=arguments, path=path)
+    interpretation = interpret(text, variables=variables or {}, arguments=arguments, path=path)
     flags_from = next((n for n, word in enumerate(arguments) if word.startswith("--")), len(arguments))
-    further = () if found.uses_arguments else tuple(arguments[flags_from:])
-    chosen, notes = _chosen_command(found)
+    further = () if interpretation.uses_arguments else tuple(arguments[flags_from:])
+    chosen, notes = _chosen_command(interpretation)
     program, before, after = _split(chosen.words)
     reject_program(program)
     words, empty = _known_words([*after, *further])
     notes += [f"{name} is not set and taken as empty" for name in empty]
-    notes += [f"not decided, taken as false: {condition}" for condition in dict.fromkeys(found.undecided)]
-    notes += [f"not read: {name}: no such file" for name in dict.fromkeys(found.not_read)]
+    notes += [
+        f"not decided, taken as false: {condition}" for condition in dict.fromkeys(interpretation.undecided)
+    ]
+    notes += [f"not read: {name}: no such file" for name in dict.fromkeys(interpretation.not_read)]
     return ScriptWords(
         words=tuple(words),
         program=program,
@@ -252,32 +254,32 @@ def _test_words(flag: str, value: object, expander: Expander) -> list[str]:
     return [flag, expander.document(text)]
 
 
-def _chosen_command(found: Interpretation) -> tuple[StartedCommand, list[str]]:
+def _chosen_command(interpretation: Interpretation) -> tuple[StartedCommand, list[str]]:
     """Return the command that trains: the last of those with the most flags of Megatron-LM, and notes on it.
 
     Without a command that has flags, those in variables of the script count.
     """
     options = flags_by_option()
     best: tuple[int, StartedCommand] | None = None
-    for command in found.commands:
+    for command in interpretation.commands:
         _, _, after = _split(command.words)
         known = sum(word.partition("=")[0] in options for word in after)
         has_flags = any(word.startswith("--") for word in after)
         if has_flags and command.words[0] not in _PRINTING and (best is None or known >= best[0]):
             best = known, command
-    names = [] if found.ended_where else _flag_variables(found)
+    names = [] if interpretation.ended_where else _flag_variables(interpretation)
     if best is not None and (best[0] or not names):
         return best[1], []
-    if found.ended_where:
+    if interpretation.ended_where:
         raise MegatronFlagError(
-            f"no flags were found: the script ends where {found.ended_where}. Set its variables with --set NAME=VALUE, "
-            "or pass its arguments after it."
+            f"no flags were found: the script ends where {interpretation.ended_where}. Set its variables with "
+            "--set NAME=VALUE, or pass its arguments after it."
         )
     if not names:
         raise MegatronFlagError(
             "no flags were found. Pass the arguments of pretrain_gpt.py, or the script with them."
         )
-    words = [word for name in names for word in _variable_words(found.variables[name])]
+    words = [word for name in names for word in _variable_words(interpretation.variables[name])]
     note = f"the script starts no program: the flags of {', '.join(names)} are read"
     return StartedCommand(words=tuple(words), environment={}), [note]
 

@@ -56,13 +56,13 @@ def _of_tokenizer(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(section: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    plain = {}
     for name, value in section.items():
         if not isinstance(value, Mapping) or name == "transformer":
-            found[name] = value
+            plain[name] = value
         elif name == "activation_func" and "_target_" in value:
-            found[name] = str(value["_target_"]).rpartition(".")[2]
-    return found
+            plain[name] = str(value["_target_"]).rpartition(".")[2]
+    return plain
 
 
 def sections_of_arguments(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

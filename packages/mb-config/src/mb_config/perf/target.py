@@ -39,8 +39,8 @@ class PerfTarget:
 
     def size(self, name: str) -> int:
         """Return a parallel size of the model, at least 1."""
-        found = self.model(f"{name}_model_parallel_size")
-        return found if isinstance(found, int) and found > 1 else 1
+        degree = self.model(f"{name}_model_parallel_size")
+        return degree if isinstance(degree, int) and degree > 1 else 1
 
     @property
     def hopper(self) -> bool:

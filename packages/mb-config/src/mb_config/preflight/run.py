@@ -212,13 +212,13 @@ def preflight(
         reason = unresolved or "the precision recipe is unknown"
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=reason)
     except ValueError as error:
-        found = violations(error, origins)
+        problems = violations(error, origins)
         if unresolved:
-            found = [problem for problem in found if _reads_only(problem, _sections(config, sections))]
+            problems = [problem for problem in problems if _reads_only(problem, _sections(config, sections))]
         return PreflightResult(
-            problems=merge_problems(written, found),
+            problems=merge_problems(written, problems),
             fallbacks=fallbacks,
-            unresolved=unresolved or _rejected_by(found),
+            unresolved=unresolved or _rejected_by(problems),
         )
     if unresolved:
         return PreflightResult(problems=written, fallbacks=fallbacks, unresolved=unresolved)

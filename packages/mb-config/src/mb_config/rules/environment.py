@@ -99,10 +99,10 @@ LIBRARY_SETTINGS: Mapping[str, tuple[str, ...]] = {
     passes={"env": {"NCCL_ALGO": "Ring"}},
 )
 def _nondeterministic_nccl(deterministic_mode, dist__distributed_backend, *, env):
-    found = env.get("NCCL_ALGO")
-    if not deterministic_mode or dist__distributed_backend == "gloo" or found in ALGORITHMS:
+    algorithm = env.get("NCCL_ALGO")
+    if not deterministic_mode or dist__distributed_backend == "gloo" or algorithm in ALGORITHMS:
         return None
-    state = "it is unset" if found is None else f"it is {found}"
+    state = "it is unset" if algorithm is None else f"it is {algorithm}"
     return f"requires the environment variable NCCL_ALGO to be one of {', '.join(ALGORITHMS)}, but {state}"
 
 

@@ -34,12 +34,12 @@ def _unknown_name(perf):
 )
 def _other_gpu(perf, *, gpu):
     name = read_name(perf) if perf else None
-    found = find_short_name(gpu, KNOWN) if gpu else None
-    if name is None or found is None or name.gpu == found:
+    short_name = find_short_name(gpu, KNOWN) if gpu else None
+    if name is None or short_name is None or name.gpu == short_name:
         return None
     if name.gpu != AUTO:
-        return f"is {perf}, but the GPU is {found}"
-    return None if gpu_of(name, found) else f"is {perf}, but there are no settings for {found}"
+        return f"is {perf}, but the GPU is {short_name}"
+    return None if gpu_of(name, short_name) else f"is {perf}, but there are no settings for {short_name}"
 
 
 @config_rule(

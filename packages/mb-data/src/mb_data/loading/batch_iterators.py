@@ -118,6 +118,7 @@ class BatchIterators:
         if self.settings.round_down and global_batch_size:
             step = micro_batch_size * self.ranks.data_parallel_size
             global_batch_size = global_batch_size // step * step
+        # An interleaved schedule runs the chunks of a rank on different microbatches at a time: each reads on its own.
         chunks = [
             build_data_iterator(
                 dataset,

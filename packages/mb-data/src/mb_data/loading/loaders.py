@@ -70,6 +70,7 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
             pin_memory=config.pin_memory and torch.cuda.is_available(),
             persistent_workers=config.persistent_workers and config.num_workers > 0,
             worker_init_fn=worker_init_fn,
+            # without one, DataLoader draws the seed of its workers from the generator that the model draws from
             generator=torch.Generator().manual_seed(seed),
         )
     )

@@ -181,6 +181,7 @@ def _switchable(patch: Patch, *, original: Function) -> Function:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # Decided at each call, because other modules have copied this function by its name.
         return (original if patch.name in _disabled.get() else patched)(*args, **kwargs)
 
     setattr(call, PATCH_MARK, (*getattr(original, PATCH_MARK, ()), patch.name))

@@ -60,6 +60,7 @@ class DeferredLossCheck:
         Raises:
             NonFiniteLossError: a loss up to the step before is NaN or infinite.
         """
+        # Does not wait: a step has passed since this copy was issued.
         if self._copied is not None:
             self._copied.synchronize()
         if self._copy is not None and bool(self._copy):

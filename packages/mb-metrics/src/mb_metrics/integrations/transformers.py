@@ -68,18 +68,18 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any] | None = None, **_others: Any
     ) -> None:
         """Add what the Trainer logs to its step; to the next one if that step is recorded already."""
-        found = {
+        metrics = {
             _NAMES.get(name, name): value
             for name, value in (logs or {}).items()
             if isinstance(value, (int, float)) and not _OMITTED.fullmatch(name)
         }
         if self._microbatches.have_losses:
-            found.pop("loss", None)
-        found.pop(LEARNING_RATE, None)
+            metrics.pop("loss", None)
+        metrics.pop(LEARNING_RATE, None)
         if self._logger is None or state.global_step <= self._logger.recorded_step:
-            self._held |= found
+            self._held |= metrics
         else:
-            self._logger.log(found, state.global_step, ends_step=False)
+            self._logger.log(metrics, state.global_step, ends_step=False)
 
     def on_evaluate(
         self, _args: Any, state: Any, _control: Any, metrics: Mapping[str, Any] | None = None, **_others: Any

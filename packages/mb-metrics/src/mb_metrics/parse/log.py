@@ -224,14 +224,14 @@ class _LogReader:
 
 def _parsed(line: str, format: LogFormat, last_step: int | None) -> Iterator[_Parsed]:
     """Yield what a line contains in a format; `last_step` is the step of a record that has none."""
-    found: list[_Parsed | None] = []
+    parsed: list[_Parsed | None] = []
     if format == "torchtitan":
-        found.append(torchtitan_line(line, last_step=last_step))
+        parsed.append(torchtitan_line(line, last_step=last_step))
     elif format != "cloudai":
-        found += [*iteration_lines(line), validation_line(line, last_step=last_step), event_line(line)]
+        parsed += [*iteration_lines(line), validation_line(line, last_step=last_step), event_line(line)]
     if format in ("mb", "megatron-bridge", "cloudai"):
-        found.append(step_time_of_line(line))
-    return (each for each in found if each is not None)
+        parsed.append(step_time_of_line(line))
+    return (each for each in parsed if each is not None)
 
 
 def timed(rows: Iterable[MetricsRow]) -> Iterator[MetricsRow]:

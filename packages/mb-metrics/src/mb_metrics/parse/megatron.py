@@ -164,17 +164,17 @@ def step_time_of_line(line: str) -> StepTimeLine | LineDefect | None:
     begin = _STEP_TIME_BEGIN.search(line)
     if begin is None:
         return None
-    found = _STEP_TIME.search(line, begin.start())
-    if found is None:
+    match = _STEP_TIME.search(line, begin.start())
+    if match is None:
         return (
             LineDefect.CUT
             if line[begin.end() :].count(":") < 1 or "TFLOP" not in line
             else LineDefect.MALFORMED
         )
-    values = {names.ITERATION_TIME: float(found[1])}
-    if float(found[2]) > 0:
-        values[names.TFLOPS_PER_DEVICE] = float(found[2])
-    tokens, mfu = _TOKENS.search(line, found.end()), _MFU.search(line, found.end())
+    values = {names.ITERATION_TIME: float(match[1])}
+    if float(match[2]) > 0:
+        values[names.TFLOPS_PER_DEVICE] = float(match[2])
+    tokens, mfu = _TOKENS.search(line, match.end()), _MFU.search(line, match.end())
     if tokens:
         values["throughput/tokens_per_sec"] = float(tokens[1])
     if mfu:

@@ -79,14 +79,14 @@ class IncrementalStatistics:
         )
 
     def _loss(self, name: str, series: Series) -> LossStatistics:
-        found = self._extremes.setdefault(name, Extremes())
-        found.update(series)
+        extremes = self._extremes.setdefault(name, Extremes())
+        extremes.update(series)
         recent = [value for value in series.values[-_RECENT:] if math.isfinite(value)]
         return LossStatistics(
-            first=found.first,
+            first=extremes.first,
             last=series.last,
-            lowest=found.lowest[0] if found.lowest else None,
-            lowest_step=found.lowest[1] if found.lowest else None,
+            lowest=extremes.lowest[0] if extremes.lowest else None,
+            lowest_step=extremes.lowest[1] if extremes.lowest else None,
             recent_mean=mean_of(recent) if recent else None,
             recent_steps=min(_RECENT, len(series)),
         )
@@ -120,10 +120,10 @@ class IncrementalStatistics:
         for name, series in run.series.items():
             if not is_memory(name):
                 continue
-            found = self._extremes.setdefault(f"peak {name}", Extremes())
-            found.update(series)
-            if found.highest is not None:
-                peaks[name] = found.highest
+            extremes = self._extremes.setdefault(f"peak {name}", Extremes())
+            extremes.update(series)
+            if extremes.highest is not None:
+                peaks[name] = extremes.highest
         return peaks
 
 

@@ -120,8 +120,8 @@ class CometSink(Sink):
     def _open(self) -> Any:
         if self._folder is not None:
             Path(self._folder).mkdir(parents=True, exist_ok=True)
-        found = self._file.read()
-        self._tracked = found or TrackerRun(id=uuid.uuid4().hex)
+        stored = self._file.read()
+        self._tracked = stored or TrackerRun(id=uuid.uuid4().hex)
         with _host_kept_running():
             experiment = comet_ml.start(
                 api_key=self._api_key,
@@ -132,10 +132,10 @@ class CometSink(Sink):
                 **self._where,
             )
         self._file.write(self._tracked)
-        if found is None:
+        if stored is None:
             experiment.log_parameters(self._config)
         else:
-            self._repeated = self._file.repeated_steps(found)
+            self._repeated = self._file.repeated_steps(stored)
         if self._repeated:
             steps = f"{self._repeated.start} to {self._repeated.stop - 1}"
             experiment.log_other("mb_metrics.repeated_steps", steps)

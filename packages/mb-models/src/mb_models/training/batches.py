@@ -161,6 +161,7 @@ def _packed(
         )
     longest, cu_seqlens = int(microbatch["max_seqlen"][0]), microbatch["cu_seqlens"][0]
     if cp_group is not None and cp_group.size() > 1:
+        # On the host, where the boundaries are: no synchronisation, and only slices of this rank are copied.
         index = packed_slices(cu_seqlens, rank=cp_group.rank(), ranks=cp_group.size())
         tokens = {key for key in keys if key not in PACKED_KEYS}
         microbatch = {

@@ -186,14 +186,14 @@ class Expander:
             return [mark(f"${{{body}}}")], False
         rest = body[name.end() :]
         index = re.match(r"\[([^]]*)\]", rest)
-        found = self._lookup(name[0], None if index is None else index[1])
+        values = self._lookup(name[0], None if index is None else index[1])
         rest = rest[index.end() :] if index else rest
         separate = name[0] == "@" or (index is not None and index[1] == "@")
         is_list = name[0] in ("@", "*") or index is not None
-        if found is not None and is_list and re.match(r":(?![-=+?])", rest):
-            items = [self.script, *found] if name[0] in ("@", "*") else found
+        if values is not None and is_list and re.match(r":(?![-=+?])", rest):
+            items = [self.script, *values] if name[0] in ("@", "*") else values
             return self._sublist(items, rest[1:]), separate
-        return self._operate(name[0], found, rest), separate
+        return self._operate(name[0], values, rest), separate
 
     def _length(self, body: str) -> str:
         """Return the value of `${#body}`: the number of characters, or of the items of a list."""
@@ -241,17 +241,17 @@ class Expander:
         value = self.arithmetic(text)
         return int(value) if re.fullmatch(r"-?\d+", value) else 0
 
-    def _operate(self, name: str, found: list[str] | None, rest: str) -> list[str]:
+    def _operate(self, name: str, values: list[str] | None, rest: str) -> list[str]:
         """Return the values of `${NAME...}`.
 
         Args:
             name: Name of the parameter.
-            found: Its values; None: it is not set.
+            values: Its values; None: it is not set.
             rest: What follows the name in the braces.
         """
         kind = _OPERATION.match(rest)
         operation, word = ("", "") if kind is None else (kind[0], rest[kind.end() :])
-        unset = found is None or (":" in operation and all(is_empty(value) for value in found))
+        unset = values is None or (":" in operation and all(is_empty(value) for value in values))
         if operation in ("-", ":-", "=", ":=") and unset:
             value = self.text(word)
             if "=" in operation:
@@ -259,14 +259,14 @@ class Expander:
             return [value]
         if operation in ("+", ":+"):
             return [] if unset else [self.text(word)]
-        if found is None:
+        if values is None:
             return [] if name in ("@", "*") else [mark(name)]
         if operation in ("", "-", ":-", "=", ":=", "?", ":?"):
-            return found
+            return values
         if operation == ":":
-            return self._slice(found, word)
+            return self._slice(values, word)
         return [
-            value if MARK.search(value) else _edited(value, operation, self.text(word)) for value in found
+            value if MARK.search(value) else _edited(value, operation, self.text(word)) for value in values
         ]
 
     def _slice(self, values: list[str], word: str) -> list[str]:
@@ -299,8 +299,8 @@ class Expander:
             return mark(f"$(({expression}))")
 
     def _number(self, name: "re.Match[str]") -> str:
-        found = self._lookup(name[0], None)
-        return f"({found[0]})" if found and found[0].strip() else mark(name[0])
+        values = self._lookup(name[0], None)
+        return f"({values[0]})" if values and values[0].strip() else mark(name[0])
 
 
 def _edited(value: str, operation: str, word: str) -> str:
@@ -337,16 +337,16 @@ _BRACES = re.compile(r"(?<!\$)\{(?:(-?\d+)\.\.(-?\d+)|([^{}\"'$\s]*,[^{}\"'$\s]*
 
 def _braces(raw: str) -> list[str]:
     """Return the words of `a{1..3}` or `a{x,y}`; braces after a quotation are text."""
-    found = _BRACES.search(raw)
-    if found is None or set(raw[: found.start()]) & {"'", '"', "\\"}:
+    braces = _BRACES.search(raw)
+    if braces is None or set(raw[: braces.start()]) & {"'", '"', "\\"}:
         return [raw]
-    if found[3] is not None:
-        items = found[3].split(",")
+    if braces[3] is not None:
+        items = braces[3].split(",")
     else:
-        first, last = int(found[1]), int(found[2])
+        first, last = int(braces[1]), int(braces[2])
         step = 1 if first <= last else -1
         items = [str(number) for number in range(first, last + step, step)][:MAX_ITEMS]
-    return [each for item in items for each in _braces(raw[: found.start()] + item + raw[found.end() :])]
+    return [each for item in items for each in _braces(raw[: braces.start()] + item + raw[braces.end() :])]
 
 
 _OPERATORS: Mapping[type, Callable[[int, int], int]] = {

@@ -84,12 +84,12 @@ def interpret(
     Raises:
         MegatronFlagError: It cannot be parsed.
     """
-    found = Interpretation(variables={**variables})
-    shell = _Shell(found, fixed=frozenset(variables), arguments=[*arguments], path=path)
+    interpretation = Interpretation(variables={**variables})
+    shell = _Shell(interpretation, fixed=frozenset(variables), arguments=[*arguments], path=path)
     with suppress(_Exit, _Return):
         shell.run(parse_script(text))
-    found.uses_arguments = shell.expander.uses_arguments
-    return found
+    interpretation.uses_arguments = shell.expander.uses_arguments
+    return interpretation
 
 
 class _Exit(Exception):

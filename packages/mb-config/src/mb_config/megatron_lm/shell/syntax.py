@@ -271,13 +271,13 @@ class _Reader:
             quoted = bool(here[2]) or "\\" in here[3]
             self.open_documents.append((command, here[3].replace("\\", ""), quoted, bool(here[1])))
             return True
-        found = _REDIRECTION.match(self.text, self.position)
-        if found is None or self.text.startswith(("<(", ">("), self.position):
+        match = _REDIRECTION.match(self.text, self.position)
+        if match is None or self.text.startswith(("<(", ">("), self.position):
             return False
-        self.position = found.end()
+        self.position = match.end()
         self.skip_blanks()
         self.word()
-        command.redirected |= found[1] in ("", "1", "&") and found[2].startswith(">")
+        command.redirected |= match[1] in ("", "1", "&") and match[2].startswith(">")
         return True
 
     def word(self) -> str | None:
@@ -427,11 +427,11 @@ class _Reader:
             raise MegatronFlagError(f"line {line}: {wanted} is missing. The script cannot be read.")
 
     def take(self, pattern: str) -> str | None:
-        found = re.compile(pattern).match(self.text, self.position)
-        if found is None:
+        match = re.compile(pattern).match(self.text, self.position)
+        if match is None:
             return None
-        self.position = found.end()
-        return found[0]
+        self.position = match.end()
+        return match[0]
 
     def skip_blanks(self) -> None:
         """Skip blanks, continued lines, and a comment."""

@@ -70,11 +70,11 @@ def find_s3_shards(prefix: str, *, index_cache: str) -> tuple[Path, list[ShardFi
     def build(folder: Path) -> None:
         _client().download_file(bucket, key, str(folder / _INDEX))
         summary = index_summary(folder / _INDEX)
-        found = summary.documents, summary.tokens * np.dtype(summary.dtype).itemsize
+        totals = summary.documents, summary.tokens * np.dtype(summary.dtype).itemsize
         expected = sum(file.documents for file in files), sum(file.bytes for file in files)
-        if found != expected:
+        if totals != expected:
             raise IndexedFormatError(
-                f"{prefix}.idx: has {found[0]} documents in {found[1]} bytes, but the shards of its manifest have "
+                f"{prefix}.idx: has {totals[0]} documents in {totals[1]} bytes, but the shards of its manifest have "
                 f"{expected[0]} in {expected[1]}; they are of two builds. Build the data again; complete shards are "
                 "kept."
             )

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from mb_config import Provenance
+from mb_models import GPTModelConfig
 from mb_models.errors import FixedValueError, HuggingFaceError, HuggingFaceFolderError
+from mb_models.hf.config_json import config_of
 from mb_models.hf.families import FAMILIES
 from mb_models.hf.section_fields import differences
-from mb_trainer.bridge import AutoBridge
+from mb_trainer.bridge import AutoBridge, providers
 from mb_trainer.bridge.auto_bridge import ELSEWHERE
 from mb_trainer.bridge.models import (
     Gemma3ModelProvider,
@@ -32,6 +34,7 @@ from mb_trainer.bridge.recipes.utils.determinism_utils import apply_determinism_
 from mb_trainer.bridge.training.flex_dispatcher_backend import apply_flex_dispatcher_backend
 from mb_trainer.bridge.utils.cuda_graph import set_cuda_graph_modules
 from mb_trainer.config import ConfigContainer, DoRA
+from mb_trainer.registry import REGISTRY
 from mb_trainer.run.completion import StepResult, apply, weights_of_model
 
 LLAMA = {
@@ -313,3 +316,37 @@ def test_a_model_that_is_computed_differently_warns_and_has_no_weights(tmp_path)
 def test_one_layer_of_the_engine_is_a_warning():
     with pytest.warns(UserWarning, match="built of Transformer Engine's modules one by one"):
         GPTModelProvider(use_transformer_engine_full_layer_spec=True)
+
+
+def test_a_section_of_a_recipe_is_exported_as_the_model_that_it_was_made_of():
+    provider = AutoBridge.from_hf_config(LLAMA).to_megatron_provider(load_weights=False)
+    provider.offload_modules = None  # as recipes assign them
+    provider.moe_router_padding_for_fp8 = False
+    provider.moe_flex_dispatcher_backend = "hybridep"
+    written = config_of(provider, vocab_size=256, dtype="bfloat16")
+    assert {name: written.get(name) for name in LLAMA} == LLAMA
+    provider.glu_linear_offset = 1.0
+    with pytest.raises(HuggingFaceError, match=r"model.transformer=\{'glu_linear_offset': 1.0\}"):
+        config_of(provider, vocab_size=256, dtype="bfloat16")
+
+
+def test_fields_of_a_section_with_its_own_model_are_compared():
+    @dataclass(kw_only=True)
+    class Scaled(GPTModelConfig):
+        scale: float = 2.0
+
+        def model_family(self):
+            raise NotImplementedError
+
+    assert differences(Scaled(**SIZES), GPTModelConfig(**SIZES)) == ["model.scale=2.0"]
+
+
+@pytest.mark.parametrize(
+    "name", ["OlMoEModelProvider", "Gemma3ModelProvider", "MLAModelProvider", "HybridModelProvider"]
+)
+def test_sections_of_every_provider_load_back(name):
+    config = _pretrain_common()
+    hybrid = {"hybrid_layer_pattern": "M*"} if name == "HybridModelProvider" else {}
+    config.model = getattr(providers, name)(**SIZES, **hybrid)
+    again = ConfigContainer.from_dict(config.to_dict(), REGISTRY.classes)
+    assert (type(again.model), again.model) == (type(config.model), config.model)

@@ -7,6 +7,7 @@ REGISTRY = Registry(
     recipes=RecipeTable(RECIPES, group="mb_trainer.recipes"),
     classes=ClassTable(
         ["mb_trainer.models", "mb_trainer.datasets"],
+        program=["mb_trainer.bridge.providers"],
         hint="For a class of another project, give its module with --import.",
     ),
     accepted={"mb_checkpoint", "mb_trainer"},

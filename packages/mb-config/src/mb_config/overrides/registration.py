@@ -141,12 +141,14 @@ class ClassTable(Mapping[str, type]):
     Args:
         groups: Groups of entry points, each of which names a class. They are loaded when the table is first read; one
             that cannot be loaded is a warning.
+        program: Modules of the program, whose dataclasses are in the table. They are imported when it is first read.
         hint: Advice for a class that is not in the table.
     """
 
-    def __init__(self, groups: Iterable[str] = (), *, hint: str = "") -> None:
+    def __init__(self, groups: Iterable[str] = (), *, program: Iterable[str] = (), hint: str = "") -> None:
         self.hint = hint
         self._groups = tuple(groups)
+        self._program = tuple(program)
         self._classes: dict[str, type] = {}
         self._read = False
 
@@ -173,6 +175,8 @@ class ClassTable(Mapping[str, type]):
     def _all(self) -> dict[str, type]:
         if not self._read:
             self._read = True
+            for module in self._program:
+                self.add(_dataclasses_in(import_module(module)))
             for point in self._points():
                 try:
                     self.add([_load(point)])

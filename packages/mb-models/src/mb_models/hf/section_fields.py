@@ -15,6 +15,7 @@ from mb_models.gpt.variant_fields import LatentAttentionFields, YarnFields
 from mb_models.hf.family import Section
 from mb_models.hf.layer_fields import expert_layers, unrotated_layers, windowed_layers
 from mb_models.hybrid.config import GatedDeltaFields, MambaModelConfig, StateSpaceFields, mamba_heads
+from mb_models.megatron_fields import megatron_fields
 
 _TRAINING = frozenset(
     [
@@ -57,6 +58,55 @@ _TRAINING = frozenset(
 )
 """Fields of training, of speed and of precision, which do not change the function that a model computes."""
 
+_TRAINING_ENTRIES = frozenset(
+    [
+        "use_fused_weighted_squared_relu",
+        "fused_single_qkv_rope",
+        "use_transformer_engine_op_fuser",
+        "use_te_activation_func",
+        "memory_efficient_layer_norm",
+        "moe_enable_deepep",
+        "moe_flex_dispatcher_backend",
+        "moe_flex_dispatcher_num_sms",
+        "moe_deepep_num_sms",
+        "moe_hybridep_num_sms",
+        "moe_hybridep_num_sms_preprocessing",
+        "moe_hybridep_num_blocks_permute",
+        "moe_hybridep_num_blocks_unpermute",
+        "moe_hybridep_pad_uneven_dispatch_inputs",
+        "moe_permute_fusion_into_hybridep",
+        "moe_router_padding_for_fp8",
+        "moe_router_padding_for_quantization",
+        "moe_layer_recompute",
+        "overlap_dispatch_backward_with_experts_wgrad",
+        "ep_overlap_early_attn_memory_release",
+        "high_priority_a2a_comm_stream",
+        "batch_p2p_sync",
+        "barrier_with_L1_time",
+        "cpu_offloading",
+        "cpu_offloading_num_layers",
+        "cpu_offloading_activations",
+        "cpu_offloading_weights",
+        "cpu_offloading_double_buffering",
+        "cpu_offloading_retain_pinned_cpu_buffers",
+        "offload_modules",
+        "min_offloaded_tensor_size",
+        "activation_offload_fraction",
+        "delay_offload_until_cuda_graph",
+        "delta_offload_bytes_across_pp_ranks",
+        "fine_grained_offloading_max_inflight_offloads",
+        "cuda_graph_scope",
+        "cuda_graph_use_single_mempool",
+        "cuda_graph_retain_backward_graph",
+        "enable_cuda_graph",
+        "external_cuda_graph",
+        "disable_parameter_transpose_cache",
+        "embedding_init_method_std",
+        "init_model_with_meta_device",
+    ]
+)
+"""The same of `transformer`: its other entries count if they are not Megatron's defaults."""
+
 
 def _names(*kinds: type) -> set[str]:
     return {item.name for kind in kinds for item in fields(kind)}
@@ -96,27 +146,40 @@ def with_sizes(config: Kind) -> Kind:
         ffn_hidden_size=width,
         moe_ffn_hidden_size=config.moe_ffn_hidden_size or width,
         max_position_embeddings=config.max_position_embeddings or config.seq_length,
-        transformer=_with_unrotated_layers(config),
+        transformer=_computed_entries(config),
         window_attn_skip_freq=windowed_layers(config) if config.window_size else None,
         moe_layer_freq=1 if config.num_moe_experts is None else expert_layers(config),
     )
 
 
-def _with_unrotated_layers(config: Section) -> dict[str, object]:
-    if "no_rope_freq" not in config.transformer:
-        return config.transformer
-    flags = unrotated_layers(config)
-    transformer = {name: value for name, value in config.transformer.items() if name != "no_rope_freq"}
-    return {**transformer, "no_rope_freq": flags} if any(flags) else transformer
+def _computed_entries(config: Section) -> dict[str, object]:
+    """Return the entries of `transformer` that change what a model computes, with a flag of each unrotated layer."""
+    entries = {
+        name: value
+        for name, value in config.transformer.items()
+        if name not in _TRAINING_ENTRIES and value != megatron_fields().get(name, ...)
+    }
+    if "no_rope_freq" in entries:
+        flags = unrotated_layers(config)
+        del entries["no_rope_freq"]
+        entries |= {"no_rope_freq": flags} if any(flags) else {}
+    return entries
 
 
 def differences(config: Section, other: Section) -> list[str]:
-    """Return the fields, with their values in `config`, by which two models compute different results."""
+    """Return the fields, with their values in `config`, by which two models compute different results.
+
+    Further fields of a subclass, such as the name of the model on the hub, count only if it has its own
+    `model_family`, whose provider may read them.
+    """
     config, other = with_sizes(config), with_sizes(other)
+    names = _compared(config)
+    if not hasattr(config, "model_family"):
+        names = [name for name in names if name in _names(type(other))]
     return [
         f"model.{name}={getattr(config, name)!r}"
-        for name in _compared(config)
-        if _normal(getattr(config, name)) != _normal(getattr(other, name))
+        for name in names
+        if _normal(getattr(config, name)) != _normal(getattr(other, name, None))
     ]
 
 

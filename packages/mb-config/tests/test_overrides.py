@@ -19,6 +19,7 @@ from mb_config import (
     WrongTypeError,
     apply_overrides,
     apply_yaml,
+    from_dict,
     get_mixed_precision_config,
     runtime_config_update,
     show,
@@ -421,3 +422,21 @@ def test_other_names_of_a_section_are_those_of_its_fields():
     assert provenance.origin("s.length") == provenance.origin("s.further.deep") == "command line"
     with pytest.raises(WrongTypeError, match=r"s\.length: "):
         apply_overrides(config, ["s.size=x"])
+
+
+def test_other_names_of_a_section_are_deleted_as_its_fields():
+    config = ContainerWithAliases(s=WithAliases(length=5, further={"deep": 3, "kept": 4}))
+    provenance = apply_overrides(config, ["~s.size", "~s.deep=3"])
+    assert (config.s.length, config.s.further) == (1, {"kept": 4})
+    assert provenance.origin("s.length") == provenance.origin("s.further.deep") == "command line"
+    with pytest.raises(UnknownKeyError, match=r"s\.further\.deep: no such field"):
+        apply_overrides(config, ["~s.deep"])
+    with pytest.raises(OverrideError, match=r"s\.size: is already set"):
+        apply_overrides(config, ["+s.size=2"])
+
+
+def test_a_complete_section_of_a_file_has_the_names_of_fields():
+    with pytest.raises(ConfigReadError) as raised:
+        from_dict(ContainerWithAliases, {"s": {"size": 2, "deep": 3}})
+    assert "s.size: is another name of s.length" in str(raised.value)
+    assert "Write s.further.deep" in str(raised.value)

@@ -339,6 +339,14 @@ def _only_megatrons(cls: Any, name: str) -> bool:
     return not (name.startswith("_") or name in known or hasattr(cls, name)) and name in megatron_fields()
 
 
+class _FieldAliases:
+    """Other name of Megatron's class -> field, or entry of `transformer`, of a section and of its class."""
+
+    def __get__(self, section: object, cls: Any) -> Mapping[str, str]:
+        only = {name: f"transformer.{name}" for name in megatron_fields() if _only_megatrons(cls, name)}
+        return {**only, **RENAMED}
+
+
 @dataclass(kw_only=True)
 class TransformerFields(
     PredictionFields,
@@ -367,13 +375,7 @@ class TransformerFields(
     _further_defaults: ClassVar[dict[str, object]] = {}
     """Entries of `transformer` that every section of a class begins with."""
 
-    @property
-    def field_aliases(self) -> Mapping[str, str]:
-        """Other name of Megatron's class -> field, or entry of `transformer`."""
-        only = {
-            name: f"transformer.{name}" for name in megatron_fields() if _only_megatrons(type(self), name)
-        }
-        return {**only, **RENAMED}
+    field_aliases: ClassVar[_FieldAliases] = _FieldAliases()
 
     if not TYPE_CHECKING:  # a type checker would take any name for valid
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from dataclasses_json import global_config
 
 from mb_config.cli.message_text import truncate_repr
-from mb_config.container.field_suggestions import unknown_key_error
+from mb_config.container.field_suggestions import field_alias, unknown_key_error
 from mb_config.container.field_types import dataclasses_of, describe, fit, hints, is_open, options
 from mb_config.container.section import given_fields, set_given
 from mb_config.errors import (
@@ -30,6 +30,7 @@ from mb_config.errors import (
     MaskedValueError,
     MissingKeyError,
     TargetError,
+    UnknownKeyError,
     WrongTypeError,
     raise_errors,
 )
@@ -199,7 +200,12 @@ class ConfigReader:
                     read = self.value(value, types[key], path=here, item=writable[key])
                     values[key] = self.unmasked(read, path=here)
                 elif key != TARGET:
-                    self.note(unknown_key_error(here, writable, self.root))
+                    alias = field_alias(cls, key)
+                    self.note(
+                        unknown_key_error(here, writable, self.root)
+                        if alias is None
+                        else _alias_error(here, join(path, alias))
+                    )
             except ConfigReadError as error:
                 self.note(error)
         for name, item in writable.items():
@@ -432,6 +438,14 @@ def _matches(value: Any, annotation: Any, *, path: str) -> bool:
         return fit(value, annotation, path=path) is value
     except WrongTypeError:
         return False
+
+
+def _alias_error(path: str, field_path: str) -> UnknownKeyError:
+    return UnknownKeyError(
+        f"is another name of {field_path}, which overrides and partial files take. Write {field_path}",
+        path=path,
+        nearest=[field_path],
+    )
 
 
 def _is_required(item: Field[Any]) -> bool:

@@ -63,6 +63,12 @@ def section_fields(value: object) -> list[str]:
     return []
 
 
+def field_alias(section: object, name: str) -> str | None:
+    """Return the path in a section, or in its class, for which it takes another name, from its `field_aliases`."""
+    aliases: Mapping[str, str] = getattr(section, "field_aliases", {})
+    return aliases.get(name)
+
+
 def _sections(root: object) -> dict[str, list[str]]:
     if not is_dataclass(root):
         return {}

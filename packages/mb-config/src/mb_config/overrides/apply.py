@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_origin, is_typeddict
 
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import NO_TARGETS, TARGET, ConfigReader, is_moved, join, target_name
-from mb_config.container.field_suggestions import section_fields, unknown_key_error
+from mb_config.container.field_suggestions import field_alias, section_fields, unknown_key_error
 from mb_config.container.field_types import fit_key, hints, is_open, options
 from mb_config.container.section import field_default, unrecorded
 from mb_config.container.yaml_file import YamlFile, read_yaml
@@ -114,10 +114,14 @@ def is_frozen(section: Any) -> bool:
     return parameters is not None and bool(parameters.frozen)
 
 
-def _alias(section: Any, name: str) -> str | None:
-    """Return the path in a section for which it takes another name, from its attribute `field_aliases`, if any."""
-    aliases: Mapping[str, str] = getattr(section, "field_aliases", {})
-    return aliases.get(name)
+def _field_keys(config: Any, keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of a path with the names of fields in place of other names that sections take."""
+    found: list[str] = []
+    for key in keys:
+        owner = _lookup(config, found)
+        alias = None if key in section_fields(owner) else field_alias(owner, key)
+        found += [key] if alias is None else alias.split(".")
+    return tuple(found)
 
 
 def _parse_with_hydra(text: str) -> Override:
@@ -213,13 +217,13 @@ class _SectionEditor:
     def apply(self, config: Any, override: Override) -> None:
         """Apply one override."""
         if override.kind == "delete":
-            self._delete(config, override)
+            self._delete(config, replace(override, keys=_field_keys(config, override.keys)))
             return
         self.adding = override.kind in ("add", "force")
         self.text = override.text
         is_field = len(override.keys) > 1  # a section may be a mapping, too, but its keys are known
         self.mapping = override.path if is_field and isinstance(override.value, Mapping) else None
-        if override.kind == "add" and _lookup(config, override.keys) is not None:
+        if override.kind == "add" and _lookup(config, _field_keys(config, override.keys)) is not None:
             raise OverrideError("is already set; use = or ++ instead of +", path=override.path)
         data: Any = override.value
         for key in reversed(override.keys):
@@ -254,7 +258,7 @@ class _SectionEditor:
         """
         names = section_fields(section)
         if key not in names:
-            alias = _alias(section, key)
+            alias = field_alias(section, key)
             if alias is None:
                 raise unknown_key_error(path, names, self.reader.root)
             self._set_alias(section, alias, value, path=path)

@@ -176,6 +176,36 @@ def test_data_paths_have_weights_or_none():
     assert (tokens["eod"], tokens["prefix"]) == ("e", "<fim_prefix>")
 
 
+def test_paths_of_the_data_in_files(tmp_path):
+    blend, splits = tmp_path / "blend", tmp_path / "splits.json"
+    blend.write_text("0.3 a\n0.7 b\n")
+    splits.write_text('{"train": "1 a 3 b", "valid": ["c"], "test": ["d"]}')
+    flags = SIZES.replace("--mock-data", "").split()
+    one = convert(parse_flags([*flags, "--data-args-path", str(blend)]))
+    assert (one.given["dataset.blend"], one.dropped) == ([["a", "b"], [0.3, 0.7]], {})
+    several = convert(parse_flags([*flags, "--per-split-data-args-path", str(splits)]))
+    assert several.given["dataset.blend_per_split"] == [
+        [["a", "b"], [1.0, 3.0]],
+        [["c"], None],
+        [["d"], None],
+    ]
+    for words, message in (
+        (["--data-args-path", "absent"], r"absent cannot be read \(FileNotFoundError"),
+        (["--per-split-data-args-path", str(blend)], r"cannot be read \(JSONDecodeError"),
+        (["--data-args-path", str(blend), "--data-path", "a"], "is not allowed with other data"),
+    ):
+        with pytest.raises(MegatronFlagError, match=message):
+            convert(parse_flags([*flags, *words]))
+
+
+def test_a_yaml_file_in_place_of_the_arguments():
+    with pytest.raises(MegatronFlagError, match=r"--yaml-cfg a\.yaml: Megatron-LM takes all arguments from"):
+        convert_script(read_words(f"{SIZES} --yaml-cfg a.yaml"))
+    assert convert(parse_flags([*SIZES.split(), "--yaml-cfg", "a.yaml"])).dropped == {
+        "--yaml-cfg": "its values are the arguments"
+    }
+
+
 def test_flags_without_a_counterpart_have_a_reason():
     assert converted(
         "--use-mcore-models --rl-profile --log-world-size-to-tensorboard --ict-head-size 3"

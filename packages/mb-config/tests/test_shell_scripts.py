@@ -84,6 +84,9 @@ SCRIPTS = {
     "remote": 'A="--lr 1"; ssh() { shift; bash -c "$*"; }\n'
     'ssh host1 "cd / && torchrun p.py $A --rank \\$((1+1))"',
     "nothing": 'A=(); torchrun p.py "${A[@]}" "" "$@" x"$@"y',
+    "read": "read -r -d '' A <<EOF || true\n\n --lr 1 \\\n --bf16\nEOF\nread -r B C <<EOF\n --x  y z\nEOF\n"
+    "IFS= read -rd '' D <<'EOF'\n $A\nEOF\nread -d '' E <<'EOF'\na\\\nb\\c\nEOF\n"
+    'torchrun p.py "$A" --end "$B" "$C" "$D" "$E"',
     "declare": "declare -a A=(1 2); export B=3 C; readonly D=4; torchrun p.py ${A[*]} $B $D",
 }
 
@@ -120,6 +123,52 @@ def test_a_value_that_is_not_set_is_named_where_it_is_needed():
             match=r"Write the values of \$\((nproc|cat flags.txt)\) into the script: nothing is run",
         ):
             read_words(f"torchrun pretrain_gpt.py {flags} --lr 1")
+
+
+def test_the_output_of_a_file_is_its_text(tmp_path):
+    (tmp_path / "blend.txt").write_text("0.3 a\n0.7 b\n")
+    (tmp_path / "split").write_text("9,1,0\n")
+    script = (
+        'HERE=$(dirname "$0"); torchrun p.py --data-path $(cat "$HERE/blend.txt" split) --split $(<split)'
+    )
+    assert read_words(script, path=tmp_path / "s.sh").words == (
+        *("--data-path", "0.3", "a", "0.7", "b", "9,1,0"),
+        *("--split", "9,1,0"),
+    )
+    with pytest.raises(MegatronFlagError, match=r"without a value: \$\(<absent\)"):
+        read_words("torchrun p.py --split $(<absent)", path=tmp_path / "s.sh")
+
+
+def test_values_that_the_script_has_for_unset_variables_are_named():
+    script = (
+        "N=${NODES:-1}; TP=4; torchrun p.py --lr ${LR:=1} --seed ${TP:-2} $(echo --save ${OUT-x-$N}) ${NO:-}"
+    )
+    read = read_words(script)
+    assert read.words == ("--lr", "1", "--seed", "4", "--save", "x-1")
+    assert read.notes[-1] == (
+        "not set, so that the default in the script counts: NODES=1, LR=1, OUT=x-1; --set NAME=VALUE for others"
+    )
+    assert not [note for note in read_words(script, variables={"NODES": "2"}).notes if "NODES" in note]
+
+
+SBATCH = (
+    "#!/bin/bash\n#SBATCH -N 4 --job-name=seven\n#SBATCH --ntasks-per-node=8 # a task for each GPU\n"
+    "#SBATCH --gres=gpu:h100:8 --cpus-per-task 4\n#SBATCH it's closed nowhere\n\nsrun python p.py "
+    "--global-batch-size $((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --save /$SLURM_JOB_NAME --seed $SLURM_CPUS_PER_TASK"
+)
+
+
+def test_a_batch_script_has_the_nodes_that_it_requests():
+    read = read_words(SBATCH)
+    assert read.words == ("--global-batch-size", "32", "--save", "/seven", "--seed", "4")
+    assert (read.world_size, read.notes) == (32, ())
+    smaller = read_words(SBATCH, variables={"SLURM_NNODES": "1"})
+    assert (smaller.words[1], smaller.world_size) == ("8", 8)
+    nested = f"sbatch <<'EOF'\n{SBATCH.replace('srun python', 'srun torchrun --nproc_per_node $X')}\nEOF"
+    assert (read_words(nested).words[1], read_words(nested).world_size) == ("32", None)
+    later = "A=1\n#SBATCH -N 4\ntorchrun p.py --seed $SLURM_NNODES"
+    with pytest.raises(MegatronFlagError, match="--set SLURM_NNODES=VALUE"):
+        read_words(later)
 
 
 def test_flags_after_a_script_take_precedence():

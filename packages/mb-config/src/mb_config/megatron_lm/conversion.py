@@ -15,6 +15,7 @@ from typing import Any
 from mb_config.megatron_lm.flag_table import (
     TYPES,
     Arguments,
+    MegatronFlagError,
     option_of,
     parse_flags,
     parse_value,
@@ -115,11 +116,16 @@ def convert_script(
         ignore_unknown: Leave out all flags that Megatron-LM does not know.
 
     Raises:
-        MegatronFlagError: A flag is unknown or cannot be converted.
+        MegatronFlagError: A flag is unknown or cannot be converted, or a YAML file has the arguments instead.
     """
     kept, left_out = without_flags(script.words, custom, unknown=ignore_unknown)
     variables, _ = carried_variables(script.environment)
     given = parse_flags(kept)
+    if given.get("yaml_cfg"):
+        raise MegatronFlagError(
+            f"--yaml-cfg {given['yaml_cfg']}: Megatron-LM takes all arguments from that file and none from the command "
+            "line, and such files are not read here. Pass its values as flags."
+        )
     backend = attention_backend(script.environment)
     if backend is not None:
         given.setdefault("attention_backend", backend)

@@ -174,14 +174,31 @@ def read_words(
         f"not decided, taken as false: {condition}" for condition in dict.fromkeys(interpretation.undecided)
     ]
     notes += [f"not read: {name}: no such file" for name in dict.fromkeys(interpretation.not_read)]
+    if interpretation.defaults:
+        values = ", ".join(f"{name}={_readable(value)}" for name, value in interpretation.defaults.items())
+        notes.append(
+            f"not set, so that the default in the script counts: {values}; --set NAME=VALUE for others"
+        )
     return ScriptWords(
         words=tuple(words),
         program=program,
         launcher=tuple(word for word in before if word.startswith("--")),
-        world_size=_world_size(before),
+        world_size=_world_size(before) or _tasks(before, interpretation),
         environment={**chosen.environment, **passed_environment(before)},
         notes=tuple(notes),
     )
+
+
+def _readable(value: str) -> str:
+    """Return a value with the names of its unknown parts."""
+    return shlex.quote(MARK.sub(lambda found: f"${found[1].removeprefix('$')}", value)) if value else value
+
+
+def _tasks(launcher: Sequence[str], found: Interpretation) -> int | None:
+    """Return the tasks of a job of Slurm, unless torchrun starts processes in each."""
+    tasks = found.variables.get("SLURM_NTASKS")
+    starts_more = any(LAUNCHER.fullmatch(word) for word in launcher)
+    return int(tasks) if isinstance(tasks, str) and tasks.isdigit() and not starts_more else None
 
 
 def _flags_of_text(text: str, variables: Mapping[str, str]) -> ScriptWords:

@@ -1,7 +1,9 @@
 """Conversion of arguments that differ in meaning: each function reads some and yields the fields they set together."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mb_config.megatron_lm.flag_table import Arguments, MegatronFlagError, option_of
@@ -299,7 +301,7 @@ def checkpoints(arguments: Arguments) -> Fields:
 
 def corpus(arguments: Arguments) -> Fields:
     """Files of the data, their weights and their split."""
-    per_split = [arguments[f"{split}_data_path"] for split in ("train", "valid", "test")]
+    together, per_split = _data_paths(arguments)
     yield "dataset.path_to_cache", arguments["data_cache_path"]
     if not is_t5(arguments):  # whose masks depend on the sample
         yield "dataset.create_attention_mask", arguments["create_attention_mask_in_dataloader"]
@@ -318,8 +320,8 @@ def corpus(arguments: Arguments) -> Fields:
         yield from _fill_in_the_middle(arguments)
     else:
         yield "dataset._target_", "GPTDatasetConfig"
-    if arguments["data_path"] is not None:
-        yield "dataset.blend", _blend(arguments["data_path"])
+    if together is not None:
+        yield "dataset.blend", _blend(together)
         yield "dataset.split", arguments["split"] or "969, 30, 1"
     elif any(per_split):
         yield "dataset.blend_per_split", [None if path is None else _blend(path) for path in per_split]
@@ -358,6 +360,34 @@ def _fill_in_the_middle(arguments: Arguments) -> Fields:
     tokens = {name: arguments[f"fim_{name}_token"] for name in FIM_TOKENS}
     if any(tokens.values()):
         yield "dataset.fim_extra_tokens", {name: token for name, token in tokens.items() if token is not None}
+
+
+SPLITS = ("train", "valid", "test")
+
+
+def _data_paths(arguments: Arguments) -> tuple[Sequence[str] | None, Sequence[Sequence[str] | None]]:
+    """Return paths and weights of the data, and those of each split, from the arguments or the files that they name.
+
+    Raises:
+        MegatronFlagError: Such a file cannot be read.
+    """
+    one, several = arguments["data_args_path"], arguments["per_split_data_args_path"]
+    flag, path = ("--data-args-path", one) if one else ("--per-split-data-args-path", several)
+    if path and (arguments["data_path"] or (one and several)):
+        raise MegatronFlagError(f"{flag}: is not allowed with other data. Pass one of them.")
+    try:
+        if one:
+            return Path(one).read_text(encoding="utf-8").split(), ()
+        if several:
+            found = json.loads(Path(several).read_text(encoding="utf-8"))
+            words = [found[split] for split in SPLITS]
+            return None, [item.split() if isinstance(item, str) else item for item in words]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise MegatronFlagError(
+            f"{flag}: {path} cannot be read ({type(error).__name__}: {error}). Convert where the file is, or pass its "
+            "contents with --data-path or --train-data-path and the like."
+        ) from error
+    return arguments["data_path"], [arguments[f"{split}_data_path"] for split in SPLITS]
 
 
 def _blend(words: Sequence[str]) -> list[Any]:
@@ -469,6 +499,7 @@ CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
     ),
     corpus: (
         *("data_path", "train_data_path", "valid_data_path", "test_data_path", "split", "data_cache_path"),
+        *("data_args_path", "per_split_data_args_path"),
         *("mock_data", "create_attention_mask_in_dataloader", "fim_data"),
         *(f"fim_{name}" for name in FIM),
         *(f"fim_{name}_token" for name in FIM_TOKENS),

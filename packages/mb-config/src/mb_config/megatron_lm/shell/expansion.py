@@ -89,6 +89,7 @@ class Expander:
         self.variables, self.arguments, self.script = variables, [*arguments], script
         self.folder = str(PurePosixPath(script).parent)
         self.uses_arguments = False
+        self.defaults: dict[str, str] = {}
         self.assign: Callable[[str, str], None] = lambda _name, _value: None
         self.output: Callable[[str], str | None] = lambda _command: None
 
@@ -254,6 +255,8 @@ class Expander:
         unset = values is None or (":" in operation and all(is_empty(value) for value in values))
         if operation in ("-", ":-", "=", ":=") and unset:
             value = self.text(word)
+            if value and name.isidentifier():
+                self.defaults[name] = value
             if "=" in operation:
                 self.assign(name, value)
             return [value]

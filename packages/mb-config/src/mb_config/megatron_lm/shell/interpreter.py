@@ -14,6 +14,7 @@ from mb_config.megatron_lm.flag_table import MegatronFlagError
 from mb_config.megatron_lm.shell.conditions import decide
 from mb_config.megatron_lm.shell.expansion import MARK, MAX_ITEMS, Expander, is_empty, mark, marked_names
 from mb_config.megatron_lm.shell.printing import PRINTING, printed
+from mb_config.megatron_lm.shell.slurm import allocation
 from mb_config.megatron_lm.shell.syntax import (
     ASSIGNMENT,
     AndOr,
@@ -64,6 +65,8 @@ class Interpretation:
     """Conditions that depend on files or unknown values, and count as false, where variables are set under them."""
     not_read: list[str] = field(default_factory=list)
     """Files that it sources, and that do not exist."""
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Variable that is not set -> the value that the script has for this case, as in `${TP:-2}`, unless it is empty."""
     ended_where: str = ""
     """Condition under which it ends itself, such as that a variable is not set; empty if it runs to its end."""
     uses_arguments: bool = False
@@ -86,8 +89,7 @@ def interpret(
     """
     interpretation = Interpretation(variables={**variables})
     shell = _Shell(interpretation, fixed=frozenset(variables), arguments=[*arguments], path=path)
-    with suppress(_Exit, _Return):
-        shell.run(parse_script(text))
+    shell.contained(text)
     interpretation.uses_arguments = shell.expander.uses_arguments
     return interpretation
 
@@ -127,6 +129,7 @@ class _Shell:
         self.functions: dict[str, list[Statement]] = {}
         self.expander = Expander(self.variables, arguments, str(path or "script.sh"))
         self.expander.assign, self.expander.output = self.assign, self.output
+        self.expander.defaults = found.defaults
 
     def run(self, statements: Sequence[Statement]) -> bool | None:
         """Follow statements; return whether the last succeeds, None if that is not known."""
@@ -141,9 +144,13 @@ class _Shell:
 
     def output(self, command: str) -> str | None:
         """Return what the command of a substitution prints; None if that is not known. No variable changes."""
-        if self.depth >= _DEPTH or command.lstrip().startswith("<"):
+        if self.depth >= _DEPTH:
             return None
-        found, printing = Interpretation(variables={**self.variables}), _Output()
+        if command.lstrip().startswith("<"):
+            text = self.contents(self.expander.text(command.strip()[1:].strip()))
+            return None if text is None else text.rstrip("\n")
+        found = Interpretation(variables={**self.variables}, defaults=self.found.defaults)
+        printing = _Output()
         child = self.child(self.path, [*self.expander.arguments], found=found, printing=printing)
         child.expander.script, child.expander.folder = self.expander.script, self.expander.folder
         try:
@@ -225,13 +232,13 @@ class _Shell:
     def simple(self, command: SimpleCommand) -> bool | None:
         assignments = [*takewhile(bool, map(ASSIGNMENT.fullmatch, command.words))]
         raw = command.words[len(assignments) :]
-        documents = self.documents(command)
+        documents = self.bodies(command) if raw[:1] == ["read"] else self.documents(command)
         if not raw:
             for assigned in filter(None, assignments):
                 self.assignment(assigned)
             return True
-        if raw[0] == "[[" or raw[0].startswith("((") or raw[0] in _DECLARATIONS:
-            return self.keyword(raw)
+        if raw[0] in ("[[", "read", *_DECLARATIONS) or raw[0].startswith("(("):
+            return self.keyword(raw, documents, splits=all(item[0] != "IFS=" for item in assignments if item))
         words = [word for item in raw for word in self.expander.words(item)]
         if not words:
             return True
@@ -240,7 +247,7 @@ class _Shell:
             return builtin(self, words)
         if self.printing is None or words[0] not in PRINTING or words[0] in self.functions:
             return self.started(words, own)
-        text = printed(words, documents, folder=self.expander.folder)
+        text = printed(words, documents, folder=self.expander.folder, contents=self.contents)
         if text is None:
             self.uncertain()
         elif not command.redirected:
@@ -249,16 +256,21 @@ class _Shell:
 
     def documents(self, command: SimpleCommand) -> list[str]:
         """Return the here-documents of a command; outside of a substitution they may be scripts, and are followed."""
-        bodies = [
-            document.body if document.quoted else self.expander.document(document.body)
-            for document in command.documents
-        ]
+        bodies = self.bodies(command)
         for body in bodies if self.printing is None else ():
             self.script_text(body, lenient=True)
         return bodies
 
-    def keyword(self, raw: list[str]) -> bool | None:
-        """Follow a command whose words are not expanded like those of others."""
+    def bodies(self, command: SimpleCommand) -> list[str]:
+        return [
+            document.body if document.quoted else self.expander.document(document.body)
+            for document in command.documents
+        ]
+
+    def keyword(self, raw: list[str], documents: list[str], *, splits: bool) -> bool | None:
+        """Follow a command whose words are not expanded like those of others, or that reads a document."""
+        if raw[0] == "read":
+            return self.read_input(raw, documents, splits=splits)
         if raw[0] == "[[":
             expanded = [
                 self._expression(word) if before == "=~" else self._condition_word(word)
@@ -342,11 +354,24 @@ class _Shell:
             self.exported.discard(variable)
         return True
 
-    def read_input(self, words: list[str]) -> bool:
-        for variable in words[1:]:
-            if variable.isidentifier():
-                self.assign(variable, mark(variable))
-        return True
+    def read_input(self, raw: list[str], documents: list[str], *, splits: bool) -> bool:
+        """Set the variables of `read`: from a here-document, else they are unknown."""
+        words = [word for item in raw for word in self.expander.words(item)]
+        options = [word for word in words[1:] if word.startswith("-")]
+        taken = {n + 1 for n, word in enumerate(words) if re.fullmatch("-[a-zA-Z]*[dinNptu]", word)}
+        names = [word for n, word in enumerate(words) if n and n not in taken and word.isidentifier()]
+        whole = any(words[n] == "" for n in taken if n < len(words))
+        if not documents or not names or any("a" in option for option in options):
+            for name in names:
+                self.assign(name, mark(name))
+            return True
+        text = f"{documents[-1]}\n" if whole else documents[-1].partition("\n")[0]
+        if not any("r" in option for option in options):
+            text = re.sub(r"\\(.)", lambda found: found[1].strip("\n"), text, flags=re.DOTALL)
+        parts = text.split(None, len(names) - 1) if splits else [text]
+        for name, part in zip(names, [*parts, *[""] * len(names)], strict=False):
+            self.assign(name, part.strip() if splits else part)
+        return not whole  # bash reaches the end of the document before a delimiter
 
     def declaration(self, raw: list[str]) -> bool:
         for word in raw[1:]:
@@ -461,6 +486,11 @@ class _Shell:
                 return folder / name
         return None
 
+    def contents(self, name: str) -> str | None:
+        """Return the text of a file that a script prints; None if there is none."""
+        path = self.resolve(name)
+        return None if path is None else path.read_text(encoding="utf-8", errors="replace")
+
     def child(
         self,
         path: Path | None,
@@ -482,6 +512,9 @@ class _Shell:
         return child
 
     def contained(self, text: str) -> None:
+        """Follow a script; what it requests of Slurm is granted."""
+        for name, value in allocation(text, self.variables).items():
+            self.variables.setdefault(name, value)
         with suppress(_Exit, _Return):
             self.run(parse_script(text))
 
@@ -534,7 +567,6 @@ _BUILTINS: Mapping[str, Callable[[_Shell, list[str]], bool | None]] = {
     "unset": _Shell.unset,
     "cd": _Shell.change_folder,
     "let": _Shell.let,
-    "read": _Shell.read_input,
 }
 
 

@@ -1,4 +1,4 @@
-"""What commands print inside of a substitution `$(...)`, for commands that need no file and no other program."""
+"""What commands print inside of a substitution `$(...)`, for commands that need no other program."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,16 +8,26 @@ from pathlib import PurePosixPath
 from mb_config.megatron_lm.shell.expansion import MAX_ITEMS, evaluate, with_escapes
 
 
-def printed(words: Sequence[str], documents: Sequence[str], *, folder: str) -> str | None:
+def printed(
+    words: Sequence[str],
+    documents: Sequence[str],
+    *,
+    folder: str,
+    contents: Callable[[str], str | None],
+) -> str | None:
     """Return what a command of `PRINTING` prints; None if that is not known.
 
     Args:
         words: Command and its arguments.
         documents: Here-documents that it reads.
         folder: Current folder.
+        contents: Function from the name of a file to its text; None for one that cannot be read.
     """
+    if words[0] == "cat" and len(words) == 1:
+        return "".join(f"{body}\n" for body in documents) if documents else None
     if words[0] == "cat":
-        return "".join(f"{body}\n" for body in documents) if documents and len(words) == 1 else None
+        texts = [contents(name) for name in words[1:]]
+        return None if None in texts else "".join(filter(None, texts))
     if words[0] == "pwd":
         return folder
     return PRINTING[words[0]](words[1:])

@@ -100,6 +100,14 @@ def saved_settings(folder: RunFolder) -> SavedSettings:
     )
 
 
+def checkpoints_of_run(path: Path) -> Path:
+    """Return the folder in which a run saves, by the settings in its folder; another folder unchanged."""
+    folder = RunFolder(path)
+    save = saved_settings(folder).section("checkpoint").get("save")
+    is_run = folder.events.is_file() and not folder.checkpoints.exists()
+    return Path(save) if save and is_run else path
+
+
 def _saves_to(folder: RunFolder, saved: SavedSettings, checkpoint: CheckpointConfig) -> bool:
     """Return whether the run in a folder saves to the folder of checkpoints of a configuration, by its settings."""
     own = str(folder.checkpoints)

@@ -15,6 +15,7 @@ from mb_models.trainer_api import unshard
 from mb_trainer.config import ConfigContainer
 from mb_trainer.registry import REGISTRY
 from mb_trainer.run.pretrained import IMPORT
+from mb_trainer.run.run_folder import checkpoints_of_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class SavedRun:
         cls, run: Path, *, purpose: str, log: Callable[[str], object], verify: bool = True, **processes: Any
     ) -> Self:
         """Return the run of a folder. Arguments and errors as `require_newest_intact` and `unshard`."""
-        checkpoint = require_newest_intact(run, purpose=purpose, contents=verify, log=log)
+        folder = checkpoints_of_run(run)
+        checkpoint = require_newest_intact(folder, purpose=purpose, contents=verify, log=log)
         config = ConfigContainer.from_yaml(checkpoint.path / "run_config.yaml", REGISTRY.classes)
         model = config.model
         padded = model.vocab_size is None

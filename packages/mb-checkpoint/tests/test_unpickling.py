@@ -22,7 +22,7 @@ pytest.importorskip("megatron.core", reason="needs the mcore extra")
 
 from mb_checkpoint import UnsafeCheckpointError, list_checkpoints
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.errors import DataloaderStateError
+from mb_checkpoint.errors import DamagedCheckpointError, DataloaderStateError
 from mb_checkpoint.formats.trust import is_trusted, trusted
 from mb_checkpoint.formats.unpickling import load_object, read_metadata, shared_index, weights_only
 from mb_checkpoint.load.load import trusted_folders
@@ -158,6 +158,17 @@ def test_everything_below_a_trusted_folder_is_unpickled(checkpoint, marker):
         with weights_only(checkpoint):
             assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
     assert not is_trusted(checkpoint)
+
+
+def test_damage_in_a_trusted_folder_is_an_exception(checkpoint):
+    for file in checkpoint.glob("*.distcp"):
+        file.write_bytes(b"")
+    with (  # torch's CheckpointException is none
+        pytest.raises(DamagedCheckpointError, match=r"iter_0000002: cannot be read"),
+        trusted(checkpoint),
+        weights_only(checkpoint),
+    ):
+        dcp.load({"weight": torch.zeros(4)}, checkpoint_id=checkpoint, no_dist=True)
 
 
 def test_trust_in_one_folder_is_none_in_another(checkpoint, tmp_path):

@@ -230,7 +230,8 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
         DamagedCheckpointError: torch cannot read what the index names.
     """
     if is_trusted(path):
-        yield
+        with _reported_as_damage(path):
+            yield
         return
     _check_index(path)
     previous, load, read_index = os.environ.get(_FORCE), torch.load, FileSystemReader.read_metadata
@@ -240,16 +241,12 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
     try:
         with torch.serialization.safe_globals(list(classes)):
             try:
-                yield
-            except (Exception, CheckpointException) as error:  # the latter derives from BaseException
+                with _reported_as_damage(path):
+                    yield
+            except Exception as error:
                 # torch and Megatron wrap the error; the files identify the cause better than the exception.
                 if name := _unsafe_in(path):
                     raise _unsafe(path, name) from error
-                if isinstance(error, CheckpointException):
-                    reason = next((str(failure[0]) for failure in error.failures.values()), str(error))
-                    raise DamagedCheckpointError(
-                        f"{path}: cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
-                    ) from error
                 raise
     finally:
         torch.load = load
@@ -258,6 +255,18 @@ def weights_only(path: Path, *, classes: Sequence[type] = ()) -> Iterator[None]:
             del os.environ[_FORCE]
         else:
             os.environ[_FORCE] = previous
+
+
+@contextmanager
+def _reported_as_damage(path: Path) -> Iterator[None]:
+    """Raise torch's `CheckpointException` as an `Exception`, which it is not, so that other ranks learn of it."""
+    try:
+        yield
+    except CheckpointException as error:
+        reason = next((str(failure[0]) for failure in error.failures.values()), str(error))
+        raise DamagedCheckpointError(
+            f"{path}: cannot be read ({reason:.200}). Find the damaged files with verify_checkpoint."
+        ) from error
 
 
 _load = torch.load

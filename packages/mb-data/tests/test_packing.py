@@ -186,6 +186,7 @@ def test_several_packs_in_a_micro_batch_are_rejected_with_an_equivalent(config):
         ),
         ("D124", ({"tokenizer_model_name": "llama"},), "tokenizer_model_name=llama, which has no effect"),
         ("D75", ({}, 8, None, None), "model.decoder_seq_length=8"),
+        ("D133", ({}, "*M", {"use_mamba_mem_eff_path": False}), "use_mamba_mem_eff_path=false"),
         ("D122", ({}, "M*", 2), "hybrid_layer_pattern=M* and context_parallel_size=2"),
         ("V047", (None, False, {}, None), "is None"),
     ],

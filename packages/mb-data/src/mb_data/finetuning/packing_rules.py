@@ -116,6 +116,21 @@ def _packed_hybrid(packed, model__hybrid_layer_pattern, cp):
 
 
 @_packed_rules(
+    "D133",
+    "D134",
+    why="Megatron Core separates the samples of a pack in the memory-efficient kernel of Mamba layers only",
+    fix="Leave model.transformer.use_mamba_mem_eff_path unset",
+    fails={"model__hybrid_layer_pattern": "M*", "model__transformer": {"use_mamba_mem_eff_path": False}},
+    passes={"model__transformer": {}},
+)
+def _packed_without_efficient_mamba(packed, model__hybrid_layer_pattern, model__transformer):
+    if packed in (None, False) or "M" not in (model__hybrid_layer_pattern or ""):
+        return None
+    switched_off = (model__transformer or {}).get("use_mamba_mem_eff_path") is False
+    return "is set with model.transformer.use_mamba_mem_eff_path=false" if switched_off else None
+
+
+@_packed_rules(
     "D125",
     "D126",
     why="Megatron Core's own attention has no packed sequences, and the one for the CPU no sinks",
@@ -247,6 +262,7 @@ def _microbatch_of_packs(packed_sequence_specs, train__micro_batch_size, train__
 RULES: tuple[Rule, ...] = (
     *rules_in(globals()),
     *_packed_hybrid,
+    *_packed_without_efficient_mamba,
     *_packed_sinks_on_the_cpu,
     *_packed_sinks_of_the_engine,
     *_packed_by_local_attention,

@@ -6,8 +6,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-NO_FUNCTIONS: Mapping[str, Callable[..., None]] = {}
-
 
 class ImportHook:
     """`sys.meta_path` finder that calls `before[name]()` and `after[name](module)` around the code of a module.
@@ -19,10 +17,10 @@ class ImportHook:
     def __init__(
         self,
         *,
-        before: Mapping[str, Callable[[], None]] = NO_FUNCTIONS,
-        after: Mapping[str, Callable[[ModuleType], None]] = NO_FUNCTIONS,
+        before: Mapping[str, Callable[[], None]] | None = None,
+        after: Mapping[str, Callable[[ModuleType], None]] | None = None,
     ) -> None:
-        self.before, self.after = dict(before), dict(after)
+        self.before, self.after = dict(before or {}), dict(after or {})
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -249,6 +249,14 @@ def test_a_script_that_ends_itself_reports_where():
     assert read_words(script, variables={"WORKSPACE": "/w"}).words == ("--lr", "1")
 
 
+def test_a_script_that_does_not_know_its_argument_reports_which():
+    script = (
+        'case $1 in --data) D=$2 ;; *) echo "unknown option"; exit 1 ;; esac\ntorchrun pretrain_gpt.py --lr 1'
+    )
+    with pytest.raises(MegatronFlagError, match=r"the script ends where \$1 is --num-layers\."):
+        read_words(script, arguments=["--num-layers", "2"])
+
+
 def test_a_file_of_flags_alone():
     read = read_words(
         'MODEL_ARGS=" \\\n  --num-layers 2 \\\n  --swiglu \\\n"\nOTHER=1\n', arguments=["--mock-data"]

@@ -41,6 +41,14 @@ def test_the_ddp_configuration_is_not_modified(tiny, groups):
     )
 
 
+def test_buffers_of_nccl_are_off_without_a_gpu(tiny, groups):
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    ddp = DistributedDataParallelConfig(nccl_ub=True, use_distributed_optimizer=True)
+    (chunk,) = wrap_ddp(provider(tiny).provide_chunks(groups), ddp, pg_collection=groups)
+    assert (ddp.nccl_ub, chunk.ddp_config.nccl_ub) == (True, False)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

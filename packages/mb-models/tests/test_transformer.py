@@ -102,6 +102,15 @@ def test_gpu_only_settings_are_replaced_without_a_gpu_and_listed(tiny):
     assert {name: getattr(built, name) for name in replaced} == replaced
 
 
+def test_kernels_of_a_gpu_are_off_without_one(tiny):
+    kernels = dict.fromkeys(("fused_single_qkv_rope", "use_te_activation_func", "cpu_offloading"), True)
+    config = GPTModelConfig(**tiny, transformer={**kernels, "glu_linear_offset": 1.0})
+    built = transformer_config(config, device=CPU)
+    assert [getattr(built, name) for name in kernels] == [False] * 3
+    assert built.glu_linear_offset == 1.0
+    assert config.transformer["cpu_offloading"]
+
+
 def test_the_same_settings_are_kept_on_a_gpu(tiny):
     config = GPTModelConfig(**tiny, gradient_accumulation_fusion=True)
     assert transformer_config(config, device=CUDA).gradient_accumulation_fusion

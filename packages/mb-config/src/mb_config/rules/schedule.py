@@ -184,7 +184,7 @@ def _no_horizon(**horizon):
     passes={"train__train_iters": 100},
     severity="warning",
 )
-def _warmup_longer_than_decay(lr_warmup_fraction, lr_warmup_iters, lr_warmup_samples, **horizon):
+def _warmup_longer_than_decay(lr_warmup_iters, lr_warmup_fraction, lr_warmup_samples, **horizon):
     end = _end_of_decay(**horizon)
     if not end or end <= 0 or lr_warmup_fraction not in (None, 1):
         return None

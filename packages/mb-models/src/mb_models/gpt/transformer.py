@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,8 +93,9 @@ def convert_fields(config: TransformerFields, *, device: torch.device) -> Transf
     """
     kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
+    further: Any = replaced.pop("transformer", config.transformer)
     values = {name: getattr(config, name) for name in names} | replaced
-    problems = unknown_names([*values, *config.transformer], kind)
+    problems = unknown_names([*values, *further], kind)
     if problems:
         raise ModelConfigError(problems)
     if config.virtual_pipeline_model_parallel_size == 1:
@@ -101,7 +103,7 @@ def convert_fields(config: TransformerFields, *, device: torch.device) -> Transf
     if config.cuda_graph_modules == "full":
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = config.pipeline_dtype or config.params_dtype
-    return kind(**resolve_names(values | config.transformer))
+    return kind(**resolve_names(values | further))
 
 
 def reject_violations(

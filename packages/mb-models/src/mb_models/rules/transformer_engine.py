@@ -269,5 +269,69 @@ def _variables_contradict_attention_backend(attention_backend, transformer, *, e
     return f"is {attention_backend} with {', '.join(wrong)}" if wrong else None
 
 
-RULES: tuple[Rule, ...] = (LAYERS, *PACKAGE, *VERSIONS, _variables_contradict_attention_backend)
+_FUSED_EXPERTS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+
+
+@model_rule(
+    "KN15",
+    why="Megatron Core rejects other grouped experts under the operation fuser when it builds the model",
+    fix="Remove use_transformer_engine_op_fuser, or change the setting.",
+    fails={
+        "transformer": {"use_transformer_engine_op_fuser": True},
+        "moe_grouped_gemm": True,
+        "num_moe_experts": 4,
+        "transformer_engine_version": "2.13.0",
+        "env": {},
+    },
+    passes={
+        "activation_func": "silu",
+        "gated_linear_unit": True,
+        "env": {_FUSED_EXPERTS: "1"},
+        "transformer_engine_version": "2.14.0",
+    },
+)
+def _experts_without_operation_fuser(
+    transformer,
+    num_moe_experts,
+    moe_grouped_gemm,
+    etp,
+    tp,
+    activation_func,
+    gated_linear_unit,
+    *,
+    transformer_engine_version,
+    env,
+    cpu,
+):
+    is_fused = transformer.get("use_transformer_engine_op_fuser") and num_moe_experts and moe_grouped_gemm
+    if not is_fused or cpu:
+        return None
+    tensor_ranks = (tp if etp is None else etp) or 1
+    is_squared = activation_func == "squared_relu" and not gated_linear_unit
+    has_kernel = (
+        transformer.get("use_fused_weighted_squared_relu")
+        if is_squared
+        else gated_linear_unit and activation_func in ("silu", "quick_gelu")
+    )
+    obstacles = {
+        f"Transformer Engine {transformer_engine_version}, below 2.14": not at_least(
+            transformer_engine_version, 2, 14
+        ),
+        f"experts split over {tensor_ranks} tensor-parallel ranks": tensor_ranks > 1,
+        "moe_apply_probs_on_input": transformer.get("moe_apply_probs_on_input"),
+        f"activation_func={activation_func}, gated_linear_unit={gated_linear_unit}": not has_kernel,
+        f"{_FUSED_EXPERTS} other than 1 in the environment": not is_squared
+        and (env or {}).get(_FUSED_EXPERTS, "0") in ("", "0"),
+    }
+    found = [obstacle for obstacle, is_met in obstacles.items() if is_met]
+    return f"use_transformer_engine_op_fuser of grouped experts with {'; '.join(found)}" if found else None
+
+
+RULES: tuple[Rule, ...] = (
+    LAYERS,
+    *PACKAGE,
+    *VERSIONS,
+    _variables_contradict_attention_backend,
+    _experts_without_operation_fuser,
+)
 """All rules of this file; the rule on layers is first, because its fallback changes the kind of layers."""

@@ -22,7 +22,7 @@ from mb_models.peft.config import PEFT
 from mb_models.rules import fsdp as fsdp_rules
 from mb_models.rules import violated_rules
 from mb_models.rules.fsdp import FsdpError
-from mb_models.training.wrap import resolve_bucket_size, wrap_half_precision
+from mb_models.training.wrap import resolve_ddp_config, wrap_half_precision
 
 MAIN_PARAMS = "fp32_from_fp16_params"
 """Entry of the state of Megatron's mixed-precision optimizer with float32 copies of the weights."""
@@ -75,7 +75,7 @@ def wrap_megatron_fsdp(
         )
     wrapped = []
     for number, chunk in enumerate(wrap_half_precision(chunks)):
-        resolved = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
+        resolved = resolve_ddp_config(ddp_config, chunks=chunks, groups=groups)
         resolved.use_megatron_fsdp = True
         wrapped.append(
             FullyShardedDataParallel(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from mb_models.config import TransformerFields
+from mb_models.rules.kernels import TE_FIELDS, TE_LAYER_FIELDS
 
 GPU_ONLY: Mapping[str, object] = MappingProxyType(
     {
@@ -29,7 +30,7 @@ GPU_ONLY: Mapping[str, object] = MappingProxyType(
         "use_te_rng_tracker": False,
     }
 )
-"""Field -> its replacement without a GPU."""
+"""Field -> its replacement without a GPU. Entries of `transformer` that select a kernel are off."""
 
 
 def gpu_only_settings(config: TransformerFields) -> dict[str, object]:
@@ -37,4 +38,8 @@ def gpu_only_settings(config: TransformerFields) -> dict[str, object]:
 
     A caller that builds on another device logs them, because they are set but not applied.
     """
-    return {name: value for name, value in GPU_ONLY.items() if getattr(config, name) != value}
+    replaced = {name: value for name, value in GPU_ONLY.items() if getattr(config, name) != value}
+    kernels = {name: False for name in (*TE_FIELDS, *TE_LAYER_FIELDS) if config.transformer.get(name)}
+    if kernels:
+        replaced["transformer"] = {**config.transformer, **kernels}
+    return replaced

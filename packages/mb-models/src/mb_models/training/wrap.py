@@ -47,7 +47,7 @@ def wrap_ddp(
     weights of the first replica to the others.
     """
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
-    resolved = resolve_bucket_size(ddp_config, chunks=chunks, groups=groups)
+    resolved = resolve_ddp_config(ddp_config, chunks=chunks, groups=groups)
     wrapped = []
     for number, chunk in enumerate(wrap_half_precision(chunks)):
         single_bucket = disable_bucketing or number > 0
@@ -77,14 +77,19 @@ def wrap_ddp(
     return wrapped
 
 
-def resolve_bucket_size(
+def resolve_ddp_config(
     ddp_config: DistributedDataParallelConfig,
     *,
     chunks: Sequence[torch.nn.Module],
     groups: ProcessGroupCollection,
 ) -> DistributedDataParallelConfig:
-    """Return a copy with the bucket size, in parameters, that DDP uses; None is one bucket for all parameters."""
+    """Return a copy with the bucket size, in parameters, that DDP uses; None is one bucket for all parameters.
+
+    Without a GPU it has no buffers that NCCL registers: Megatron Core would compile their allocator with CUDA.
+    """
     resolved = copy.copy(ddp_config)
+    if not any(parameter.is_cuda for parameter in chunks[0].parameters()):
+        resolved.nccl_ub = resolved.fsdp_manual_registration = False
     if not resolved.overlap_grad_reduce:
         resolved.bucket_size = None
     elif resolved.num_buckets is not None:

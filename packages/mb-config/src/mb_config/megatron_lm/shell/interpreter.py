@@ -68,7 +68,7 @@ class Interpretation:
     defaults: dict[str, str] = field(default_factory=dict)
     """Variable that is not set -> the value that the script has for this case, as in `${TP:-2}`, unless it is empty."""
     ended_where: str = ""
-    """Condition under which it ends itself, such as that a variable is not set; empty if it runs to its end."""
+    """Condition or case in which it ends itself, such as that a variable is not set; empty if it runs to its end."""
     uses_arguments: bool = False
     """True if it reads its arguments in one go (`$@`, `$#`)."""
 
@@ -204,7 +204,11 @@ class _Shell:
         word = MARK.sub("", self.expander.text(statement.word))
         for patterns, body in statement.arms:
             if any(fnmatchcase(word, self.expander.text(pattern)) for pattern in patterns):
-                return self.run(body)
+                try:
+                    return self.run(body)
+                except _Exit:
+                    self.found.ended_where = self.found.ended_where or f"{statement.word} is {word}"
+                    raise
         return True
 
     def loop(self, statement: For) -> bool | None:

@@ -144,3 +144,15 @@ def test_v159_rules_on_gpus_query_no_device_and_skip_an_unknown_gpu(name):
     assert check({"model": model}, rules) == []
     assert check({"model": model}, rules, facts={"gpu": None}) == []
     assert check({"model": model}, rules, facts={"gpu": "something new"}) == []
+
+
+@pytest.mark.parametrize(
+    ("topk", "group_topk", "accepted"), [(2, 2, True), (4, 2, True), (1, 2, False), (5, 2, False)]
+)
+def test_experts_are_chosen_from_groups_that_have_so_many(topk, group_topk, accepted):
+    # Megatron Core ranks a group by the sum of its best topk // group_topk scores, and masks the other groups
+    values = {"moe_router_topk": topk, "moe_router_group_topk": group_topk}
+    sizes = {"moe_router_num_groups": 4, "num_moe_experts": 8}
+    rule = BY_ID["K23"]
+    message = rule.message({f"model.{name}": value for name, value in (values | sizes).items()})
+    assert (message is None) is accepted

@@ -82,17 +82,26 @@ def _softmax_over_one_expert(
     "K23",
     why="a token selects groups of equal size first, and then experts within them",
     fix="Set moe_router_num_groups to a divisor of num_moe_experts that is not smaller than "
-    "moe_router_group_topk.",
+    "moe_router_group_topk, and this to at most moe_router_topk.",
     fails={"moe_router_group_topk": 3, "moe_router_num_groups": 2, "num_moe_experts": 4},
     passes={"moe_router_group_topk": 1},
 )
-def _group_limited_routing_impossible(moe_router_group_topk, moe_router_num_groups, num_moe_experts):
+def _group_limited_routing_impossible(
+    moe_router_group_topk, moe_router_num_groups, num_moe_experts, moe_router_topk
+):
     if not moe_router_group_topk:
         return None
     if not moe_router_num_groups or not num_moe_experts:
         return f"needs moe_router_num_groups={moe_router_num_groups} and num_moe_experts={num_moe_experts} to be set"
     if num_moe_experts % moe_router_num_groups or moe_router_group_topk > moe_router_num_groups:
         return f"cannot select {moe_router_group_topk} of {moe_router_num_groups} groups of {num_moe_experts} experts"
+    in_groups = moe_router_group_topk * num_moe_experts // moe_router_num_groups
+    if moe_router_topk and not moe_router_group_topk <= moe_router_topk <= in_groups:
+        # a group is chosen by its best moe_router_topk // moe_router_group_topk experts
+        return (
+            f"is {moe_router_group_topk}, and moe_router_topk={moe_router_topk} is not between this number and the "
+            f"{in_groups} experts of so many groups"
+        )
     return None
 
 

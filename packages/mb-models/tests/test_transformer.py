@@ -111,6 +111,14 @@ def test_kernels_of_a_gpu_are_off_without_one(tiny):
     assert config.transformer["cpu_offloading"]
 
 
+def test_settings_that_only_megatron_rejects_are_an_error_of_the_section(tiny):
+    config = GPTModelConfig(**tiny, transformer={"moe_router_padding_for_quantization": True})
+    with pytest.raises(
+        ModelConfigError, match=r"^model: Megatron Core rejects .*: fp8/fp4 must be specified"
+    ):
+        transformer_config(config, device=CPU)
+
+
 def test_the_same_settings_are_kept_on_a_gpu(tiny):
     config = GPTModelConfig(**tiny, gradient_accumulation_fusion=True)
     assert transformer_config(config, device=CUDA).gradient_accumulation_fusion

@@ -77,8 +77,7 @@ def transformer_config(config: TransformerFields, *, device: torch.device) -> Tr
 
     Raises:
         ModelConfigError: a rule of `mb_models.rules` is violated, a name is unknown, or the installed Megatron
-            Core lacks a field (it would be dropped); all reasons at once.
-        ValueError: Megatron's own checks reject the values.
+            Core lacks a field (it would be dropped), all reasons at once; or Megatron's own checks reject the values.
     """
     reject_violations(config, device=device)
     return convert_fields(config, device=device)
@@ -88,8 +87,8 @@ def convert_fields(config: TransformerFields, *, device: torch.device) -> Transf
     """Build Megatron's configuration from a model section, or from the fields that another family shares with GPT.
 
     Raises:
-        ModelConfigError: a name is unknown, or the installed Megatron Core lacks a field.
-        ValueError: Megatron's own checks reject the values.
+        ModelConfigError: a name is unknown, the installed Megatron Core lacks a field, or Megatron's own checks reject
+            the values.
     """
     kind, names = megatron_class(config)
     replaced = {} if device.type == "cuda" else gpu_only_settings(config)
@@ -103,7 +102,16 @@ def convert_fields(config: TransformerFields, *, device: torch.device) -> Transf
     if config.cuda_graph_modules == "full":
         values["cuda_graph_modules"] = []
     values["pipeline_dtype"] = config.pipeline_dtype or config.params_dtype
-    return kind(**resolve_names(values | further))
+    named = resolve_names(values | further)
+    try:
+        return kind(**named)
+    except (ValueError, AssertionError, NotImplementedError) as error:  # what no rule of this package covers
+        reason = str(error) or "an assertion without a message"
+        raise ModelConfigError(
+            [
+                f"model: Megatron Core rejects the combination of its fields: {reason} Change the fields that it names."
+            ]
+        ) from error
 
 
 def reject_violations(

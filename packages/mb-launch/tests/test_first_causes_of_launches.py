@@ -32,15 +32,17 @@ def work():
         time.sleep(0.5)
         if HOW == "at exit" or HOW == "at exit of one" and rank == "1":
             atexit.register(os._exit, 0)
-        if HOW.startswith("at exit") or HOW == "partner finished" and rank == "1":
+        if HOW == "partner leaves slowly" and rank == "1":
+            atexit.register(time.sleep, 60)
+        if HOW.startswith("at exit") or HOW.startswith("partner") and rank == "1":
             return
-        while HOW == "partner finished" and not glob.glob(os.environ["MB_ERROR_FOLDER"] + "/[fr][ie][ns]*-1"):
+        while HOW.startswith("partner") and not glob.glob(os.environ["MB_ERROR_FOLDER"] + "/[fr][ie][ns]*-1"):
             time.sleep(0.05)
         with at_work(os.environ):
             pass  # a program that marks its work within a rank that is forked
         if rank == "1" or HOW.endswith("(0) # all"):
             exec(HOW)
-        notices = HOW.endswith("(7)") or HOW == "partner finished"
+        notices = HOW.endswith("(7)") or HOW.startswith("partner")
         time.sleep(0.3 if notices else 60)  # a collective may notice at once, or never
         raise RuntimeError("Connection reset by peer")
 
@@ -136,10 +138,16 @@ def test_forked_ranks_that_end_with_0_after_their_work_have_not_failed(launch, h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_names_the_ranks_that_had_finished(launch, kind):
-    """A partner that returned too early is the cause of a failure of the rank that waits for it."""
-    printed, _ = launch("partner finished", kind).communicate(timeout=240)
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [*(("partner finished", kind) for kind in KINDS), ("partner leaves slowly", "interpreters")],
+)
+def test_a_failure_names_the_ranks_that_had_finished(launch, how, kind):
+    """A partner that returned too early is the cause of a failure of the rank that waits for it.
+
+    The launcher ends one that has not left its interpreter yet.
+    """
+    printed, _ = launch(how, kind).communicate(timeout=240)
     assert "Connection reset by peer" in printed
     assert printed.endswith("\nrank 1 had finished before, without an error\n")
 

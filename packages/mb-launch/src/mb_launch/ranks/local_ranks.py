@@ -170,10 +170,10 @@ def _failed_launch(error: ChildFailedError, folder: Path, left: LeftRanks) -> La
     if code is not None and not recorded:
         return LaunchResult(exit_code=code)
     failure = first_failure(error.failures, recorded, logs=folder, left=left.failure(exit_codes))
-    recorders = {each.rank for each in recorded}
-    finished = [
-        rank for rank in left.finished_before(failure.time) if rank not in recorders | exit_codes.keys()
-    ]
+    # the launcher also ends ranks that have finished and only leave their interpreter
+    failed = {rank for rank, code in exit_codes.items() if code not in (-signal.SIGTERM, -signal.SIGKILL)}
+    failed |= {each.rank for each in recorded}
+    finished = [rank for rank in left.finished_before(failure.time) if rank not in failed]
     if finished:
         names = f"{'ranks' if len(finished) > 1 else 'rank'} {', '.join(map(str, finished))}"
         failure = replace(failure, text=f"{failure.text}\n{names} had finished before, without an error")

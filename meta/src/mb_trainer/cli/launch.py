@@ -1,6 +1,6 @@
 """Commands `mb launch`: a run of `mb` on Slurm or through NeMo-Run, checked for its number of processes before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -11,12 +11,12 @@ import typer
 from mb_config.trainer_api import add_import_option
 from mb_launch.trainer_api import (
     Command,
-    ExtraMissingError,
+    JobOptions,
     LaunchOptions,
     LaunchSize,
     NemoRunOptions,
     SlurmJob,
-    job_options,
+    import_door,
     option,
 )
 from mb_launch.trainer_api import app as mb_launch_app
@@ -34,15 +34,14 @@ launch = typer.Typer(help=mb_launch_app.app.info.help, no_args_is_help=True, ric
     epilog="--nodes 2 --gpus-per-node 8 -- pretrain llama31_8b",
     help=mb_launch_app.slurm.__doc__,
 )
-@job_options
 @common_options
 def slurm(
     options: LaunchOptions,
+    job_options: JobOptions,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND", help="Command of mb that each rank runs.", show_default=False),
     ] = None,
-    given: Mapping[str, Any] | None = None,
     cloudai: Annotated[
         Path | None,
         option("--cloudai", "Take command and resources from this test definition of CloudAI, in TOML."),
@@ -52,10 +51,10 @@ def slurm(
     with exit_codes():
         words, tested = command or [], {}
         if cloudai is not None:
-            door = cloudai_door()
+            door = import_door("mb_launch.cloudai.slurm_run", needed_by="--cloudai", extra="cloudai")
             test = door.read_test(cloudai)
             words, tested = [*door.trainer_arguments(test), *words], door.job_settings(test)
-        job = options.job({**tested, **(given or {})})
+        job = options.job({**tested, **job_options.given()})
         size = LaunchSize(
             nodes=job.nodes, ranks_per_node=job.ranks_per_node, gpu=job.gpu, ft_launcher=job.ft_launcher
         )
@@ -97,20 +96,6 @@ def with_predicted_stop(job: SlurmJob, stop: Any) -> SlurmJob:
         signal_seconds=lead,
         save_seconds=stop.save_seconds if job.save_seconds is None else job.save_seconds,
     )
-
-
-def cloudai_door() -> Any:
-    """Return the module that reads tests of CloudAI.
-
-    Raises:
-        ExtraMissingError: CloudAI is not installed.
-    """
-    try:
-        return import_module("mb_launch.cloudai.slurm_run")
-    except ModuleNotFoundError as error:
-        raise ExtraMissingError(
-            f'--cloudai: needs {error.name}, which is not installed. Install it: pip install "mb-launch[cloudai]"'
-        ) from error
 
 
 @launch.command(

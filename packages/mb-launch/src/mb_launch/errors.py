@@ -1,4 +1,7 @@
-"""Base class of the errors of the package."""
+"""Base class of the errors of the package, and the suggestion for a misspelled name."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from mb_schema.errors import PackageError
 
@@ -53,3 +56,10 @@ class OpenFilesError(LauncherError, OSError):
     """This process may open too few files for several ranks."""
 
     bad_input = True
+
+
+def nearest(word: object, known: Iterable[object]) -> str:
+    """Return a sentence with the known name that is most similar to a word, or with all of them."""
+    names = [str(name) for name in known]
+    near = get_close_matches(str(word), names, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(names)}."

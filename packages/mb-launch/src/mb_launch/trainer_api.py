@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from mb_launch.cli.app import Command as Command
     from mb_launch.cli.app import LaunchOptions as LaunchOptions
     from mb_launch.cli.app import NemoRunOptions as NemoRunOptions
+    from mb_launch.cli.app import import_door as import_door
     from mb_launch.cloudai.constraints import explain_coverage as explain_coverage
-    from mb_launch.errors import ExtraMissingError as ExtraMissingError
     from mb_launch.errors import LaunchCheckError as LaunchCheckError
     from mb_launch.errors import SlurmJobError as SlurmJobError
     from mb_launch.hardware.gpus import THIS_MACHINE as THIS_MACHINE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mb_launch.ranks.left_ranks import at_work as at_work
     from mb_launch.slurm.job import LaunchSize as LaunchSize
     from mb_launch.slurm.job import SlurmJob as SlurmJob
-    from mb_launch.slurm.options import job_options as job_options
+    from mb_launch.slurm.options import JobOptions as JobOptions
     from mb_launch.slurm.options import option as option
     from mb_launch.world import require_single_process as require_single_process
     from mb_launch.world import torchrun_environment as torchrun_environment

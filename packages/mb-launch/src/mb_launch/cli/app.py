@@ -19,7 +19,7 @@ from mb_launch.nemo_run.executor_file import KINDS, read_executor
 from mb_launch.nemo_run.jobs import read_nemo_run_jobs
 from mb_launch.slurm.clusters import read_cluster
 from mb_launch.slurm.job import LaunchSize, SlurmJob, SlurmRun
-from mb_launch.slurm.options import job_options, option
+from mb_launch.slurm.options import JobOptions, option
 from mb_launch.slurm.queue import cancel as cancel_jobs
 from mb_launch.slurm.queue import log_files, read_jobs, read_status, submit
 from mb_launch.slurm.script import sbatch_script
@@ -69,22 +69,21 @@ class LaunchOptions:
 
 
 @app.command(cls=CommandWithExample, epilog="--nodes 2 --gpus-per-node 8 -- COMMAND")
-@job_options
 @common_options
 def slurm(
     options: LaunchOptions,
+    job_options: JobOptions,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND", help="Command of each rank.", show_default=False),
     ] = None,
-    given: Mapping[str, Any] | None = None,
 ) -> None:
     """Queue a run on Slurm; on preemption and before the time limit its ranks save, and the job resumes later.
 
     Write the options of Slurm before --, and after it the command.
     """
     with exit_codes():
-        job = options.job(given or {})
+        job = options.job(job_options.given())
         folder = options.out or Path("runs") / (job.job_name or "run")
         options.start(job, command or [], folder.expanduser().absolute(), program="mb-launch")
 
@@ -165,11 +164,21 @@ def _nemo_run_door() -> Any:
     """Import the module that imports NeMo-Run, which takes several seconds."""
     # torch warns of a package that NeMo-Run requires: a user cannot change that
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
+    return import_door("mb_launch.nemo_run.executors", needed_by="nemo-run", extra="nemo-run")
+
+
+def import_door(module: str, *, needed_by: str, extra: str) -> Any:
+    """Import a module that needs an extra of this package, for the command or option that needs it.
+
+    Raises:
+        ExtraMissingError: The extra is not installed.
+    """
     try:
-        return import_module("mb_launch.nemo_run.executors")
+        return import_module(module)
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
-            f'nemo-run: needs {error.name}, which is not installed. Install it: pip install "mb-launch[nemo-run]"'
+            f"{needed_by}: needs {error.name}, which is not installed. Install it: "
+            f'pip install "mb-launch[{extra}]"'
         ) from error
 
 

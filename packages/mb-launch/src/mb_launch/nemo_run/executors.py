@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import nemo_run as run
 from invoke.exceptions import Failure
 from nemo_run.config import get_nemorun_home, set_nemorun_home
 
-from mb_launch.errors import ExecutorFileError, NemoRunError
+from mb_launch.errors import ExecutorFileError, NemoRunError, nearest
 from mb_launch.nemo_run.executor_file import ExecutorRequest
 from mb_launch.nemo_run.jobs import NemoRunJob, record_nemo_run_job
 from mb_launch.slurm.job import LaunchSize, SlurmRun
@@ -120,9 +119,9 @@ def _reject_unknown(source: str, kind: type[Any], values: dict[str, Any]) -> Non
     field_names = [field.name for field in fields(kind) if field.init]
     for name in values:
         if name not in field_names:
-            near = get_close_matches(name, field_names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(field_names)}."
-            raise ExecutorFileError(f"{source}: {name} is unknown to {kind.__name__}. {hint}")
+            raise ExecutorFileError(
+                f"{source}: {name} is unknown to {kind.__name__}. {nearest(name, field_names)}"
+            )
 
 
 def _require_counts(source: str, executor: run.Executor) -> None:

@@ -1,14 +1,12 @@
 """Defaults of Slurm jobs for each cluster, from a YAML file. Requires PyYAML (extra `cli`)."""
 
-from collections.abc import Iterable
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mb_launch.errors import ClustersFileError
+from mb_launch.errors import ClustersFileError, nearest
 from mb_launch.slurm.job import SlurmJob
 from mb_schema.yaml_settings import load_settings
 
@@ -41,13 +39,7 @@ def read_cluster(file: Path, name: str) -> dict[str, Any]:
     for cluster, settings in clusters.items():
         for key in settings:
             if key not in KEYS:
-                raise ClustersFileError(f"{file}: {cluster}.{key} is unknown. {_nearest(key, KEYS)}")
+                raise ClustersFileError(f"{file}: {cluster}.{key} is unknown. {nearest(key, KEYS)}")
     if name not in clusters:
-        raise ClustersFileError(f"{file}: has no cluster {name!r}. {_nearest(name, clusters)}")
+        raise ClustersFileError(f"{file}: has no cluster {name!r}. {nearest(name, clusters)}")
     return dict(clusters[name])
-
-
-def _nearest(word: object, known: Iterable[object]) -> str:
-    names = [str(name) for name in known]
-    near = get_close_matches(str(word), names, n=1)
-    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(names)}."

@@ -108,6 +108,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.slow
 def test_a_compressed_archive_is_not_expanded(tmp_path):
     bomb = archive(bytes(1 << 30), compression=zipfile.ZIP_DEFLATED)
     checkpoint = complete_checkpoint.fill(tmp_path / "iter_0000001", 1)

@@ -66,6 +66,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_made_again(whole, tmp_path, ba
     assert {**losses, **rest} == whole
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_while_a_save_is_written_costs_that_save(whole, tmp_path):
     folder = tmp_path / "run"
     run = Run(folder, async_save=True)

@@ -213,6 +213,7 @@ def kill_points(address, tmp_path, keep, ranks=1):
 SOURCE = str(Path(__file__).parents[1] / "src")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_copy_that_is_killed_at_any_access_loses_nothing(tmp_path, ranks):
     count, problems = kill_points(str(tmp_path / "storage"), tmp_path, keep=2, ranks=ranks)

@@ -484,7 +484,13 @@ def uninterrupted(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("options", [(), ("--background",)], ids=["at once", "in the background"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="at once"),
+        pytest.param(("--background",), id="in the background", marks=pytest.mark.slow),
+    ],
+)
 def test_a_sharded_loop_that_is_killed_resumes_bit_for_bit(uninterrupted, tmp_path, options):
     at = random.Random(str(options)).randint(5, 10)
     example(tmp_path, *options).kill(after=f"^rank 0 step {at} ")

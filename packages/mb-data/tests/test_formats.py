@@ -170,7 +170,7 @@ def test_a_truncated_or_other_file_is_named(tmp_path, suffix, content):
         documents(tmp_path, tmp_path / f"a.jsonl{suffix}")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", pytest.param("a.jsonl.gz", marks=pytest.mark.slow)])
 def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path, name):
     with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wb") as stream:
         stream.write(b'{"text": "first"}\n{"text": "')

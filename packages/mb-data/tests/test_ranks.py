@@ -12,6 +12,7 @@ pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
 rank_programs = pytest.importorskip("rank_programs")
 
 
+@pytest.mark.slow
 def test_two_ranks_build_one_corpus_and_read_every_sample_once(text_folder, write_pair, tmp_path):
     paths = str(text_folder), str(tmp_path / "cache")
     blend = ["1", write_pair("a", documents=50), "2", write_pair("b", documents=50, first=100)]

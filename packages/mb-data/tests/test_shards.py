@@ -518,7 +518,7 @@ class TestRay:
         assert max(found) == expected
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_ray_is_started_with_as_many_cpus_as_workers(tmp_path, workers, monkeypatch):
     engine = select_engine("ray", workers=workers) if find_spec("ray") else LOCAL
     ray = pytest.importorskip("ray")

@@ -145,6 +145,7 @@ def test_a_script_runs_its_own_functions_and_what_they_spawn(tmp_path):
     assert done.stdout == "True\n"
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_launcher(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -193,6 +194,7 @@ with mb_host.RankPool(1, imports=["counted"]) as pool:
 """
 
 
+@pytest.mark.slow
 @linux
 def test_pools_share_a_fork_server_and_report_an_import_that_ends_it(tmp_path):
     script = tmp_path / "script.py"

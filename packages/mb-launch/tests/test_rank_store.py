@@ -50,6 +50,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_client_at_another_address_of_the_machine_is_refused():
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node", "SLURM_NTASKS": "2"}
     step |= {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
@@ -95,6 +96,7 @@ for attempt in range(5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_a_process_opens_further_groups_one_after_the_other(tmp_path, launcher):
     """Without a prefix for each, a rank reads the addresses of a group that has ended, and waits for it."""
@@ -179,6 +181,7 @@ print(len(held), held[-1].add("x", 1))
 """
 
 
+@pytest.mark.slow
 def test_a_server_with_a_low_soft_limit_has_room_for_all_connections():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     shown = subprocess.run(

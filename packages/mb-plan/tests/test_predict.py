@@ -63,6 +63,7 @@ def script():
     return module
 
 
+@pytest.mark.slow
 def test_the_fit_is_that_of_the_script(script):
     assert script.result()[0] == fitted()
 

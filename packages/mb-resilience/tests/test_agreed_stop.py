@@ -116,6 +116,7 @@ def test_ranks_that_drift_apart_stop_together():
         assert len(set(results)) == 1, (seed, results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("barrier", [True, False], ids=["synchronized", "drifting"])
 def test_ranks_whose_threads_access_the_store_stop_together(barrier):
     for seed in range(60):

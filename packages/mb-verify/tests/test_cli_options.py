@@ -9,15 +9,10 @@ typer = pytest.importorskip("typer", reason="typer is not installed")
 
 from typer.testing import CliRunner  # noqa: E402
 
+from mb_schema.commands import common_options  # noqa: E402
 from mb_verify import Interruption  # noqa: E402
 from mb_verify.cli.options import (  # noqa: E402
-    Cut,
-    Kill,
-    ProofFolder,
     ProofOptions,
-    ResumeProcesses,
-    Steps,
-    read_interruption,
 )
 from mb_verify.errors import VerificationError  # noqa: E402
 
@@ -25,15 +20,10 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()
-def prove(
-    steps: Steps = 20,
-    cut: Cut = 7,
-    kill: Kill = False,
-    resume_nproc: ResumeProcesses = None,
-    out: ProofFolder = None,
-):
-    print(out or "temporary")
-    print(read_interruption(steps=steps, cut=cut, kill=kill, resume_nproc=resume_nproc))
+@common_options
+def prove(options: ProofOptions):
+    print(options.out or "temporary")
+    print(options.interruption())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mb_verify.cli import options as cli_options
+from mb_schema.commands import common_options
+from mb_verify.cli.options import CommandDrillOptions
 from mb_verify.comparison.records import compare
 from mb_verify.comparison.verdict_text import counts_as_data, difference_as_data, verdict_table
 from mb_verify.errors import VerificationError
@@ -74,7 +75,8 @@ def compare_records(
 
 
 @app.command(epilog="Example: mb-verify drill --nproc 2 -- torchrun --nproc-per-node 2 train.py --out={run}")
-def drill(  # noqa: PLR0913 - options of a command
+@common_options
+def drill(
     command: Annotated[
         list[str],
         typer.Argument(
@@ -83,18 +85,10 @@ def drill(  # noqa: PLR0913 - options of a command
             show_default=False,
         ),
     ],
-    nproc: cli_options.ProofProcesses = 1,
-    faults: cli_options.Faults = None,
-    seed: cli_options.Seed = 0,
-    rounds: cli_options.Rounds = 1,
-    minutes: cli_options.Minutes = None,
-    max_restarts: cli_options.MaxRestarts = 4,
-    patience: cli_options.Patience = None,
+    options: CommandDrillOptions,
     checkpoints: Annotated[
         str, typer.Option("--checkpoints", help="Folder below the run folder that holds the checkpoints.")
     ] = "checkpoints",
-    out: cli_options.ProofFolder = None,
-    as_json: cli_options.PrintJson = False,
 ) -> None:
     """Run a trainer under injected faults, and compare it with the same run without them.
 
@@ -104,17 +98,6 @@ def drill(  # noqa: PLR0913 - options of a command
     Exit code 0: recovered from each fault, with results equal bit for bit; 1: not; 2: no such request; 3: the machine
     is not repeatable.
     """
-    options = cli_options.DrillOptions(
-        nproc=nproc,
-        faults=faults,
-        seed=seed,
-        rounds=rounds,
-        minutes=minutes,
-        max_restarts=max_restarts,
-        patience=patience,
-        out=out,
-        as_json=as_json,
-    )
 
     def make_command(start: RunStart) -> list[str]:
         return [argument.replace("{run}", str(start.run)) for argument in command]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -53,24 +53,6 @@ OPTION_OF_FIELD = {"steps": "--steps", "step": "--cut", "kill": "--kill", "resum
 """Field of `Interruption` -> option that sets it."""
 
 
-def read_interruption(*, steps: int, cut: int, kill: bool, resume_nproc: str | None) -> Interruption:
-    """Return the interruption that the options describe.
-
-    Raises:
-        typer.BadParameter: they describe none; names the option.
-    """
-    starts = [] if resume_nproc is None else resume_nproc.split(",")
-    if not all(number.isdecimal() and int(number) > 0 for number in starts):
-        raise typer.BadParameter(
-            "must be a number above 0, or several with commas", param_hint="--resume-nproc"
-        )
-    try:
-        return Interruption(steps=steps, step=cut, kill=kill, resumed_by=tuple(map(int, starts)))
-    except InterruptionError as error:
-        problem = error.problem.replace("resumed_by", "--resume-nproc")
-        raise typer.BadParameter(problem, param_hint=OPTION_OF_FIELD[error.field]) from None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofOptions:
     """Options of the proof of a resume. Raises typer.BadParameter if they describe no interruption."""
@@ -89,9 +71,18 @@ class ProofOptions:
 
     def interruption(self) -> Interruption:
         """Return the interruption that the options describe."""
-        return read_interruption(
-            steps=self.steps, cut=self.cut, kill=self.kill, resume_nproc=self.resume_nproc
-        )
+        starts = [] if self.resume_nproc is None else self.resume_nproc.split(",")
+        if not all(number.isdecimal() and int(number) > 0 for number in starts):
+            raise typer.BadParameter(
+                "must be a number above 0, or several with commas", param_hint="--resume-nproc"
+            )
+        try:
+            return Interruption(
+                steps=self.steps, step=self.cut, kill=self.kill, resumed_by=tuple(map(int, starts))
+            )
+        except InterruptionError as error:
+            problem = error.problem.replace("resumed_by", "--resume-nproc")
+            raise typer.BadParameter(problem, param_hint=OPTION_OF_FIELD[error.field]) from None
 
     def run(self, make_command: MakeCommand, *, tracker: Path) -> int:
         """Run with and without the interruption, compare, print the result and return its exit code.
@@ -155,12 +146,11 @@ Patience = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrillOptions:
-    """Options of a drill, whatever trainer is drilled."""
+class CommandDrillOptions:
+    """Options of a drill of a command, which sets its steps and its checkpoints itself."""
 
+    save_every: ClassVar[int | None] = None
     nproc: ProofProcesses = 1
-    steps: DrillSteps = 12
-    save_every: SaveEvery = 3
     faults: Faults = None
     seed: Seed = 0
     rounds: Rounds = 1
@@ -201,6 +191,14 @@ class DrillOptions:
         report = run_drill(make_command, plan, folder=self.out, checkpoints=checkpoints, log=log)
         print(json.dumps(drill_as_data(report)) if self.as_json else drill_as_text(report))
         return DRILL_EXIT_CODES[report.conclusion]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOptions(CommandDrillOptions):
+    """Options of a drill of a trainer."""
+
+    steps: DrillSteps = 12
+    save_every: SaveEvery = 3  # type: ignore[misc]  # an option here
 
 
 ReplayStep = Annotated[int, typer.Option("--step", min=1, help="Number of the step.", show_default=False)]

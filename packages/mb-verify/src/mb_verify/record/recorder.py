@@ -108,7 +108,7 @@ class StepResultReader:
     reads_data = True
 
     def __init__(self, context: Any) -> None:
-        self._exact = import_module("mb_verify.record.torch_state").exact_number
+        self._read = import_module("mb_verify.record.torch_state").read_torch_step
 
     def microbatch(self, context: Any) -> None:
         """Do nothing: sequences are no results."""
@@ -122,8 +122,7 @@ class StepResultReader:
         result = context.result
         if result is None:
             return {}
-        values = {f"losses: {name}": self._exact(loss) for name, loss in result.losses.items()}
-        values["gradient norm: of all parameters"] = self._exact(result.grad_norm)
-        values["learning rate: of the step"] = self._exact(result.learning_rate)
-        values["counters: update skipped"] = str(bool(result.skipped))
-        return values
+        values: dict[str, str] = self._read(
+            losses=result.losses, grad_norm=result.grad_norm, learning_rate=result.learning_rate
+        )
+        return values | {"counters: update skipped": str(bool(result.skipped))}

@@ -149,6 +149,8 @@ GUARDED_VERSIONS = ["0.19.0", "0.19.1", "0.19.2"]
 
 IN_PARALLEL = ("--numprocesses=auto", "--dist=loadfile")
 """Options of pytest-xdist: a process per core, each test file in one of them."""
+NO_TESTS = 5
+"""Exit code of pytest if no test is selected."""
 SLOWEST = ("--durations=15", "--durations-min=4")
 """Options of pytest that print the tests which take longest."""
 WITHOUT_CONSTRAINTS = "--no-config"
@@ -275,18 +277,23 @@ BUILT = "MB_WHEELS_ARE_BUILT"
 
 LONGEST = [
     "newest_smoke",  # its 6 GB are gone before the sessions of the oldest versions need theirs
-    *("integration(multi_process)", "unit(mb-models)", "unit(mb-checkpoint)", "integration(end_to_end)"),
-    *("integration(trainer)", "unit(mb-metrics)", "unit(mb-host)", "unit(mb-data)", "oldest(mb-trainer)"),
-    *("lint", "types", "docs", "installs", "integration(architecture)"),
+    *("integration(end_to_end)", "integration(multi_process)", "unit(mb-checkpoint)", "unit(mb-models)"),
+    *("integration(trainer)", "integration(exchange)", "unit(mb-launch)", "oldest(mb-checkpoint, 3.10)"),
+    *("unit(mb-metrics)", "oldest(mb-data)", "oldest_backends", "unit(mb-guard)", "unit(mb-host)"),
+    *("integration(architecture)", "unit(mb-data)", "unit(mb-verify)", "unit(mb-resilience)"),
+    *("oldest(mb-launch, extras)", "oldest(mb-host, 3.10)", "lint", "types", "docs", "installs"),
 ]
 PARALLEL = [
-    *LONGEST,
-    *(name for package in PACKAGES if (name := f"unit({package})") not in LONGEST),
-    *("oldest(mb-data)", "oldest_backends", "oldest(mb-launch, extras)"),
-    *(f"oldest({package})" for package in LIGHT),
-    *(f"oldest({package}, {LIGHT_PYTHONS[0]})" for package in WITHOUT_MEGATRON),
-    *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),
-    *(f"imports-{python}" for python in LIGHT_PYTHONS),
+    *dict.fromkeys(
+        (
+            *LONGEST,
+            *(f"unit({package})" for package in PACKAGES),
+            *(f"oldest({package})" for package in (*LIGHT, "mb-trainer")),
+            *(f"oldest({package}, {LIGHT_PYTHONS[0]})" for package in WITHOUT_MEGATRON),
+            *(f"unit({package}, {LIGHT_PYTHONS[-1]})" for package in LIGHT),
+            *(f"imports-{python}" for python in LIGHT_PYTHONS),
+        )
+    )
 ]
 """Sessions that `parallel` runs, the longest of them early, so that all cores finish together."""
 
@@ -431,9 +438,18 @@ def kill_processes_of(session: subprocess.Popen) -> None:
         os.killpg(session.pid, signal.SIGKILL)
 
 
+def in_repository(pattern: str) -> list[str]:
+    """Return the files that match a pattern, relative to the repository."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+EXCHANGE = ("test_*hugging_face*.py", "test_*megatron*.py")
+"""End-to-end tests of what others have written, or read; a session of their own, since all together take longest."""
+
 INTEGRATION = {
     "architecture": ["tests/architecture", "tests/goldens", "tests/wiring", "tests/scale", "tests/gpu"],
-    "end_to_end": ["tests/end_to_end"],
+    "end_to_end": ["tests/end_to_end", *(f"--ignore-glob=*/end_to_end/{files}" for files in EXCHANGE)],
+    "exchange": [file for files in EXCHANGE for file in in_repository(f"tests/end_to_end/{files}")],
     "multi_process": ["tests/multi_process"],
     "trainer": ["meta/tests"],
 }
@@ -480,11 +496,6 @@ def docs(session: nox.Session) -> None:
     session.run(*DEV, *doctest, *pages, *modules, "meta/src/mb_trainer/__init__.py", external=True)
 
 
-def in_repository(pattern: str) -> list[str]:
-    """Return the files that match a pattern, relative to the repository."""
-    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
-
-
 @nox.session(requires=["build"])
 @nox.parametrize(["python", "package"], OLDEST)
 def oldest(session: nox.Session, package: str) -> None:
@@ -523,7 +534,13 @@ def oldest_backends(session: nox.Session) -> None:
     session.run("pytest", *tests, env={"OMP_NUM_THREADS": "1"})
     # the lowest transformers computes some models otherwise; a newer one may require a newer safetensors
     session.install(*kept, "--upgrade-package", "transformers", "transformers>=5")
-    session.run("pytest", "packages/mb-models/tests/test_hf.py", env={"OMP_NUM_THREADS": "1"})
+    without_other_families = ["-k", "llama or not (logits or gradients or two_ranks)"]
+    session.run(
+        "pytest",
+        "packages/mb-models/tests/test_hf.py",
+        *without_other_families,
+        env={"OMP_NUM_THREADS": "1"},
+    )
 
 
 @nox.session(python=TRAINER_PYTHON, requires=["build"])
@@ -721,9 +738,10 @@ def drill(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def matrix(session: nox.Session) -> None:
-    """Run the further rows of the tables of layouts, which the default checks leave out; about ten minutes."""
-    tests = ["pytest", "-m", "matrix", "tests", *(f"packages/{package}/tests" for package in HEAVY)]
-    session.run(*DEV, *tests, *session.posargs, env={"OMP_NUM_THREADS": "1"}, external=True)
+    """Run the further rows of the tables of layouts and other cases, which the default checks leave out."""
+    for folder in ("tests", "meta/tests", *(f"packages/{package}/tests" for package in PACKAGES)):
+        command = [*DEV, "pytest", "-m", "matrix", folder, *session.posargs]
+        session.run(*command, env={"OMP_NUM_THREADS": "1"}, external=True, success_codes=[0, NO_TESTS])
 
 
 @nox.session(venv_backend="none")

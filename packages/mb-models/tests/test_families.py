@@ -13,9 +13,18 @@ from mb_models.training.gpu_only import GPU_ONLY
 
 
 def further(row):
-    """Return whether a case on two ranks runs in the matrix only: all but the first four of its family."""
-    family = [each for each in CASES if (each.family, each.ranks) == (row.family, 2)]
-    return family.index(row) >= 4
+    """Return whether a case runs in the matrix only: all but the first four of its family on two ranks, one on four."""
+    family = [each for each in CASES if (each.family, each.ranks) == (row.family, row.ranks)]
+    return family.index(row) >= {2: 4, 4: 1}[row.ranks]
+
+
+def cases(ranks):
+    """Return the cases on so many ranks."""
+    return [
+        pytest.param(row, marks=[pytest.mark.matrix] * further(row), id=str(row))
+        for row in CASES
+        if row.ranks == ranks
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +44,14 @@ def reference(groups, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, marks=[pytest.mark.matrix] * further(row)) for row in CASES if row.ranks == 2],
-    ids=str,
-)
+@pytest.mark.parametrize("row", cases(2))
 def test_two_ranks_match_one_rank(row, reference, pool):
     folder, losses = reference(row)
     assert losses[-1] < losses[0] - 0.01
     assert pool.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)
 
 
-@pytest.mark.parametrize("row", [row for row in CASES if row.ranks == 4], ids=str)
+@pytest.mark.parametrize("row", cases(4))
 def test_four_ranks_match_one_rank(row, reference, four_ranks):
     folder, losses = reference(row)
     assert four_ranks.run(train_here, row, folder)[-1] == pytest.approx(losses, abs=row.tolerance, rel=0)

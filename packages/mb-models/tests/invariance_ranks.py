@@ -57,9 +57,9 @@ def microbatches(cut: Cut, replicas: int, *, union: bool) -> list[list[list[int]
 
 def loss_mask(kind: str) -> torch.Tensor:
     """Return a mask of all rows."""
-    draw = torch.Generator().manual_seed(sum(map(ord, kind)))
+    draw = torch.Generator().manual_seed(722)
     mask = torch.ones(ROWS, LENGTH)
-    if kind.startswith("random"):
+    if kind == "random":
         mask = (torch.rand(ROWS, LENGTH, generator=draw) < 0.4).float()
         mask[torch.randperm(ROWS, generator=draw)[:3]] = 0
     if kind == "answers":

@@ -19,7 +19,7 @@ from invariance_ranks import Cut, difference, shards, train, train_here, weights
 import mb_guard
 from mb_guard.catalogue import FAULTS
 
-MASKS = ("all", "random 1", "random 2", "answers", "one token")
+MASKS = ("all", "random", "answers", "one token")
 STRONG = {**EXPERTS, "moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.05}
 BIAS = {
     **EXPERTS,

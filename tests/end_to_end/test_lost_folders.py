@@ -216,7 +216,7 @@ def test_data_that_are_cut_short_while_they_are_read_are_the_first_cause(overrid
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_a_console_that_cannot_be_written_does_not_end_the_run(overrides, tmp_path, processes):
     """As with `mb pretrain > FILE` on a full disk."""
     out = tmp_path / "run"

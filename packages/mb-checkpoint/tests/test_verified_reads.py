@@ -19,6 +19,8 @@ SHAPES = {
     "bf16, fully reshardable": ({"bf16": True, **PLAIN}, {"dist_ckpt_optim_fully_reshardable": True}),
     "Megatron-FSDP": ({"fsdp": "optim_grads_params"}, {"ckpt_format": "fsdp_dtensor"}),
 }
+FURTHER = {"bf16, fully reshardable"}
+"""Shapes whose files are read by the code of another one."""
 
 
 def positions(checkpoint: Path) -> dict[str, list[int]]:
@@ -45,7 +47,9 @@ def positions(checkpoint: Path) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.matrix] * (case in FURTHER)) for case in SHAPES]
+)
 def test_damage_anywhere_leads_to_the_previous_checkpoint_and_leaves_nothing_of_the_damaged_one(
     two_ranks, tmp_path, case
 ):

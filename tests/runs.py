@@ -6,17 +6,20 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import typer
 from preloaded_mb import PreloadedProcess, inherited, server
 from typer.testing import CliRunner
 
+from mb_host import RankPool
 from mb_loop import Callback, TrainOutcome
 from mb_trainer import pretrain
 from mb_trainer.cli.app import app
+from mb_trainer.local_launch import PRELOADED
 from mb_trainer.requests import read_request
 
 TINY_MIMO = (
@@ -49,6 +52,22 @@ def train_here(
         environment={},
         **options,
     )
+
+
+def rank_pool(world_size: int, *, timeout_seconds: float = 300.0) -> RankPool:
+    """Return a pool of ranks forked with torch and Megatron Core in memory.
+
+    Their fork server imports what the first pool of this process names, so all pools of these tests are made here.
+    """
+    return RankPool(world_size, timeout_seconds=timeout_seconds, imports=PRELOADED)
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *arguments: object, timeout_seconds: float = 300.0
+) -> list[Any]:
+    """Run a function on new ranks; return their results."""
+    with rank_pool(world_size, timeout_seconds=timeout_seconds) as pool:
+        return pool.run(function, *arguments)
 
 
 class FullDisk(Callback):

@@ -1,7 +1,7 @@
 """Recipe: gpt_tiny with faults at chosen steps, for tests and the table of restarts: `faulty_gpt.py:recipe`.
 
-The variable MB_TEST_FAULTS is a JSON list of faults (rank, kind, step). Each happens once in the run folder of
-MB_TEST_FAULT_FOLDER, where a file records its time.
+The variable PLANTED_FAULTS is a JSON list of faults (rank, kind, step). Each happens once in the run folder of
+PLANTED_FAULT_FOLDER, where a file records its time.
 """
 
 import json
@@ -15,7 +15,7 @@ from mb_loop import Callback
 from mb_trainer import UserCode
 from mb_trainer.recipes import gpt_tiny
 
-FAULTS, FOLDER = "MB_TEST_FAULTS", "MB_TEST_FAULT_FOLDER"
+FAULTS, FOLDER = "PLANTED_FAULTS", "PLANTED_FAULT_FOLDER"
 
 
 class Faults(Callback):

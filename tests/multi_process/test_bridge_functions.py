@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from runs import rank_pool, run_ranks
 
-import mb_host
 from mb_trainer.requests import read_request
 
 SETTINGS = (
@@ -125,13 +125,13 @@ def in_a_rank(arguments):
 def one_process(tmp_path_factory):
     """The folder of a checkpoint of one process, and its losses."""
     folder = tmp_path_factory.mktemp("one")
-    [found] = mb_host.run_ranks(in_a_rank, 1, ((), folder, False))
+    [found] = run_ranks(in_a_rank, 1, ((), folder, False))
     return folder, found["losses"]
 
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2, imports=["mb_trainer.run.build"]) as pool:
+    with rank_pool(2) as pool:
         yield pool
 
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from megatron.core import parallel_state
-from runs import metrics
+from runs import metrics, rank_pool
 
-import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.requests import read_request
@@ -48,7 +47,7 @@ def run_both(words, out):
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2, imports=["mb_trainer.run.build"]) as pool:
+    with rank_pool(2) as pool:
         yield pool
 
 

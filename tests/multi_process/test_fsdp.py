@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import losses, metrics
-
-import mb_host
+from runs import losses, metrics, rank_pool
 
 FSDP2 = ["dist.use_torch_fsdp2=true"]
 MEGATRON = [
@@ -27,7 +25,7 @@ STEPS = [
 @pytest.fixture(scope="module")
 def ranks():
     """Pool of two ranks, which import once for all runs."""
-    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.run.build"]) as pool:
+    with rank_pool(2) as pool:
         yield pool
 
 

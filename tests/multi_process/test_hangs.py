@@ -5,8 +5,8 @@ import time
 
 import pytest
 import torch
+from runs import run_ranks
 
-import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.requests import read_request
@@ -48,7 +48,7 @@ def train_and_stay(words, out):
 
 @pytest.mark.slow
 def test_a_late_rank_is_named_and_the_run_continues_when_it_arrives(overrides, tmp_path):
-    assert mb_host.run_ranks(train_and_stay, 2, overrides, tmp_path, timeout_seconds=400) == [4, 4]
+    assert run_ranks(train_and_stay, 2, overrides, tmp_path, timeout_seconds=400) == [4, 4]
     report = (tmp_path / "hang_report.txt").read_text()
     assert NAMED in report
     assert "\n  rank 0: after step 2, at " in report

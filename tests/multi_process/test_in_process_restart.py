@@ -30,7 +30,7 @@ def run(out: Path, words: list[str], *, faults=(), processes: int = 2, restarts:
     """Run the recipe with faults; return the finished process."""
     faulty = out.with_name(f"{out.name}_faults")
     faulty.mkdir(parents=True)
-    environment = {"MB_TEST_FAULTS": json.dumps(faults), "MB_TEST_FAULT_FOLDER": str(faulty)}
+    environment = {"PLANTED_FAULTS": json.dumps(faults), "PLANTED_FAULT_FOLDER": str(faulty)}
     settings = [*words, *SHORT, *restarts]
     return mb("pretrain", RECIPE, *settings, f"--out={out}", f"--nproc={processes}", environment=environment)
 

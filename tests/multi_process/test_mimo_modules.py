@@ -5,9 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import TINY_MIMO, events, metrics, train_here
-
-import mb_host
+from runs import TINY_MIMO, events, metrics, rank_pool, train_here
 
 WORDS = [
     *TINY_MIMO,
@@ -70,7 +68,7 @@ def weights(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks():
     """Pools by their number of ranks."""
-    pools = {number: mb_host.RankPool(number, timeout_seconds=300) for number in (2, 4)}
+    pools = {number: rank_pool(number) for number in (2, 4)}
     with pools[2], pools[4]:
         yield pools
 

@@ -8,8 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-
-import mb_host
+from runs import run_ranks
 
 TIMES = 100
 
@@ -97,7 +96,7 @@ def stop_once(attempt, moment, drift):
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_one_rank_receives_the_signal_and_all_leave_together_with_one_checkpoint(world_size):
-    answers = mb_host.run_ranks(stop_often, world_size, TIMES, timeout_seconds=120)
+    answers = run_ranks(stop_often, world_size, TIMES, timeout_seconds=120)
     assert all(rank == answers[0] for rank in answers)
     assert len(answers[0]) == TIMES
     for victim, reason, message, step, saved in answers[0]:

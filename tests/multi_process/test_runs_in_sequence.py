@@ -7,9 +7,8 @@ import sys
 
 import pytest
 import torch
-from runs import losses
+from runs import losses, run_ranks
 
-import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.requests import read_request
@@ -38,7 +37,7 @@ def unused_port():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.matrix)])
 def test_a_program_pretrains_and_finetunes_on_two_ranks(overrides, tmp_path, launcher, unused_port):
     words = [*overrides, "train.train_iters=2", "validation.eval_iters=0"]
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -84,6 +83,6 @@ def stop_and_train_elsewhere(words, out):
 
 @pytest.mark.slow
 def test_the_stop_of_a_run_does_not_stop_the_next_one_of_the_process(overrides, tmp_path):
-    outcomes = mb_host.run_ranks(stop_and_train_elsewhere, 2, overrides, tmp_path, timeout_seconds=120)
+    outcomes = run_ranks(stop_and_train_elsewhere, 2, overrides, tmp_path, timeout_seconds=120)
     assert [dict(rank)["finished"] for rank in outcomes] == [4, 4]
     assert [rank[0][0] for rank in outcomes] == ["duration", "duration"]

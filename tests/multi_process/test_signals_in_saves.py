@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import signal_points
-from runs import events
+from runs import events, run_ranks
 
-import mb_host
 from mb_checkpoint import select_checkpoint, verify_checkpoint
 from mb_checkpoint.storage.checkpoints import list_stored
 from mb_checkpoint.storage.storage import open_storage
@@ -53,6 +52,7 @@ def stop_in_saves(words, folder, trials):
     from mb_trainer.requests import read_request
 
     signal_points.install()
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "fault")  # of a writer process that is spawned
     rank = distributed.get_rank()
     processes = [None, None]
     distributed.all_gather_object(processes, os.getpid())
@@ -62,6 +62,8 @@ def stop_in_saves(words, folder, trials):
         plan = {"pattern": PHASES[phase], "receiver": processes[receiver], "number": sent, "mark": str(mark)}
         os.environ[signal_points.VARIABLE] = json.dumps(plan)
         more = [f"checkpoint.storage={out}/storage", f"train.exit_signal={signal.Signals(sent).name}"]
+        # a spawned writer imports torch; it is the sender in one phase
+        more += [f"checkpoint.async_write_results_mp_mode={'spawn' if phase == 'write' else 'fork'}"]
         request = read_request([*words, *more])
         outcome = pretrain(
             request.config,
@@ -87,15 +89,7 @@ def test_a_signal_in_any_phase_of_a_save_stops_all_ranks_and_loses_nothing(overr
         f"checkpoint.async_save={mode == 'background'}",
         "logger.tensorboard_dir=null",
     ]
-    first, second = mb_host.run_ranks(
-        stop_in_saves,
-        2,
-        words,
-        tmp_path,
-        TRIALS,
-        timeout_seconds=1800,
-        env={"PYTHONPATH": str(Path(__file__).parent / "fault")},
-    )
+    first, second = run_ranks(stop_in_saves, 2, words, tmp_path, TRIALS, timeout_seconds=1800)
     assert first == second
     for number, ((phase, sent, receiver), (reason, message, step)) in enumerate(
         zip(TRIALS, first, strict=True)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from runs import metrics
+from runs import metrics, rank_pool
 
-import mb_host
 from mb_loop import Callback
 from mb_trainer import pretrain
 from mb_trainer.requests import read_request
@@ -72,7 +71,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with mb_host.RankPool(2, timeout_seconds=300, imports=["mb_trainer.run.build"]) as pool:
+    with rank_pool(2) as pool:
         yield pool
 
 

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from runs import losses, mb, read_until, start_mb, train_here, wait_for_steps
 
-FAULT = Path(__file__).parent / "fault"
 ENDLESS = ["train.train_iters=100000", "logger.log_interval=1", "checkpoint.save_interval=null"]
 ENDLESS += ["validation.eval_interval=null", "validation.eval_iters=0"]
 
@@ -22,10 +21,7 @@ ENDLESS += ["validation.eval_interval=null", "validation.eval_iters=0"]
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_is_named_with_its_traceback_first(overrides, tmp_path, rank):
-    environment = {"PYTHONPATH": str(FAULT), "FAULTY_RANK": str(rank)}
-    result = mb(
-        "pretrain", *overrides, "--nproc", "2", "--out", str(tmp_path / "run"), environment=environment
-    )
+    result = faulty(overrides, tmp_path, "raise", rank=rank)
     assert result.returncode == 1
     assert result.stderr.startswith(f"error: rank {rank}: Traceback")
     assert result.stderr.count("Traceback") == 1
@@ -53,9 +49,9 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds(overrides, tmp_pat
 RECIPE = f"{Path(__file__).parent / 'faulty_gpt.py'}:recipe"
 
 
-def faulty(overrides, folder, kind, *words):
-    """Run two ranks of which rank 1 fails before step 5; return the ended process."""
-    environment = {"MB_TEST_FAULTS": json.dumps([(1, kind, 4)]), "MB_TEST_FAULT_FOLDER": str(folder)}
+def faulty(overrides, folder, kind, *words, rank=1):
+    """Run two ranks of which one fails before step 5; return the ended process."""
+    environment = {"PLANTED_FAULTS": json.dumps([(rank, kind, 4)]), "PLANTED_FAULT_FOLDER": str(folder)}
     out = f"--out={folder / 'run'}"
     return mb("pretrain", RECIPE, *overrides, *words, "--nproc=2", out, environment=environment)
 
@@ -136,15 +132,19 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["checkpoint.async_save=true"]], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["checkpoint.async_save=true", "checkpoint.async_write_results_mp_mode=fork"]],
+    ids=["sync", "async"],
+)
 def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(overrides, small_disk, tmp_path, more):
     words = [*overrides, *more, f"checkpoint.save={small_disk}/checkpoints", "checkpoint.most_recent_k=-1"]
-    words += ["train.train_iters=100", "checkpoint.save_interval=5", "validation.eval_interval=null"]
+    words += ["train.train_iters=15", "checkpoint.save_interval=5", "validation.eval_interval=null"]
     result = mb("pretrain", *words, "validation.eval_iters=0", "--out", str(tmp_path / "run"))
     assert result.returncode == 1
     assert re.search(
-        r"^error: checkpoint of the last step, 100: could not be written in two tries; the second ended with: "
-        r"checkpoint save at step 100 to .* failed \(0.0 GiB free\)",
+        r"^error: checkpoint of the last step, 15: could not be written in two tries; the second ended with: "
+        r"checkpoint save at step 15 to .* failed \(0.0 GiB free\)",
         result.stderr,
         re.MULTILINE,
     )

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import losses
-
-import mb_host
+from runs import losses, run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "meta" / "examples" / "whole_trainer.py"
 LAYOUTS = {
@@ -59,7 +57,7 @@ def test_a_stopped_and_resumed_run_has_the_losses_of_an_undisturbed_run_and_of_t
     overrides, tmp_path, layout
 ):
     ranks, words = LAYOUTS[layout]
-    answers = mb_host.run_ranks(all_ways, ranks, tmp_path, [*overrides, *words], timeout_seconds=300)
+    answers = run_ranks(all_ways, ranks, tmp_path, [*overrides, *words], timeout_seconds=300)
     assert answers == [answers[0]] * ranks
     finished = ("finished", 20)
     straight, (reason, step), resumed, command = answers[0]

@@ -93,6 +93,16 @@ def test_a_mapping_that_is_spelled_out_may_have_new_keys(make, kinds):
         ("train.lr=1", UnknownKeyError, "train.lr: no such field; did you mean optimizer.lr?"),
         ("lr=1", UnknownKeyError, "lr: no such field; did you mean optimizer.lr?"),
         (
+            "model.tp=2",
+            UnknownKeyError,
+            "model.tp: no such field; did you mean model.tensor_model_parallel_size?",
+        ),
+        (
+            "warmup_steps=2",
+            UnknownKeyError,
+            "warmup_steps: no such field; did you mean scheduler.lr_warmup_iters?",
+        ),
+        (
             "train.train_itres=1",
             UnknownKeyError,
             "train.train_itres: no such field; did you mean train.train_iters?",

@@ -178,6 +178,40 @@ def test_tensorboard_and_jsonl_continue_after_a_full_disk(disk, tmp_path):
     assert not any(failure.dropped for failure in tensorboard.failures)
 
 
+def test_a_file_that_two_writers_share_keeps_the_lines_of_both(tmp_path, caplog):
+    path = tmp_path / "file"
+    files = [AppendFile(path) for _ in range(2)]
+    for content in (b"one\n", b"two\n", b"three\n"):
+        for file in files:
+            file.append(content)
+    assert path.read_bytes() == b"one\none\ntwo\ntwo\nthree\nthree\n"
+    assert len(caplog.messages) == len(files)
+    assert all("lines of all are kept" in message for message in caplog.messages)
+
+
+def test_a_file_that_is_emptied_is_continued(tmp_path):
+    path = tmp_path / "file"
+    file = AppendFile(path)
+    file.append(b"before\n")
+    path.write_bytes(b"")
+    file.append(b"after\n")
+    assert path.read_bytes() == b"after\n"
+
+
+def test_remains_of_a_piece_are_removed_before_the_next(disk, tmp_path, monkeypatch):
+    file = AppendFile(tmp_path / "file")
+    file.append(b"one\n")
+    disk.free = 2
+    with monkeypatch.context() as broken:
+        broken.setattr(Limited, "truncate", Mock(side_effect=OSError(5, "Input/output error")), raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            file.append(b"two\n")
+    assert (tmp_path / "file").read_bytes() == b"one\ntw"
+    disk.free = None
+    file.append(b"three\n")
+    assert (tmp_path / "file").read_bytes() == b"one\nthree\n"
+
+
 @pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))])
 def test_a_file_that_is_deleted_or_moved_with_its_folder_is_written_again(tmp_path, caplog, lose):
     path = tmp_path / "run" / "file"

@@ -1,6 +1,6 @@
 import pytest
 
-from mb_metrics import FanOutSink, FilterSink, Metrics, SinkFailure
+from mb_metrics import FanOutSink, FilterSink, Metrics, Sink, SinkFailure
 
 
 def test_steps_and_metrics_are_filtered(recorder):
@@ -55,3 +55,19 @@ def test_a_failure_names_the_sink_that_failed(recorder):
 def test_every_is_positive(recorder):
     with pytest.raises(ValueError, match=r"must be positive \(every=0\)"):
         FilterSink(recorder, every=0)
+
+
+def test_the_first_error_of_a_sink_is_logged_at_once(caplog):
+    class Full(Sink):
+        def write_rows(self, rows):
+            raise OSError(28, "No space left on device")
+
+    metrics = Metrics([Full()], log_interval=1)
+    for step in range(1, 4):
+        metrics.record(step, {"lm loss": 1.0})
+    assert caplog.messages == [
+        "metrics: Full: failed (OSError(28, 'No space left on device')); the run continues, and the sink is called "
+        "again for later records"
+    ]
+    metrics.close()
+    assert caplog.messages[-1].startswith("metrics: Full: failed 3 times")

@@ -227,7 +227,8 @@ def describe_failure(root: Path, step: int, reason: str) -> str:
     free = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB free" if root.is_dir() else "no such folder"
     return (
         f"checkpoint save at step {step} to {root} failed ({free}): {reason}. Earlier checkpoints are unchanged, and "
-        "no tracker names an incomplete one. Free disk space or repair the folder."
+        "no tracker names an incomplete one. Free disk space, raise the quota or the limit on the size of a file "
+        "(ulimit -f), or repair the folder."
     )
 
 

@@ -44,9 +44,15 @@ def _changes(name: str, statistics: Sequence[RunStatistics]) -> Iterator[str]:
         if first is None or value is None or not math.isfinite(value - first):
             yield ""
             continue
-        difference = f"{value - first:+.3g}"
+        difference = _signed(value - first, unit=_UNITS.get(name, ""))
         share = f", {value / first - 1:+.1%}" if first > 0 else ""
         yield f" <small>({difference}{share})</small>"
+
+
+def _signed(difference: float, *, unit: str) -> str:
+    if unit == _POINTS:
+        return f"{100 * difference:+.1f}{unit}"
+    return f"{'-' if difference < 0 else '+'}{short(abs(difference))}{unit}"
 
 
 def anomalies_html(anomalies: Sequence[Anomaly], run: RunHistory) -> str:
@@ -194,3 +200,7 @@ _NUMBERS: Mapping[str, Callable[[RunStatistics], float | None]] = {
     "Goodput": lambda run: run.goodput,
 }
 """Rows in which runs are compared with the first one: name, and the number of a run."""
+
+_POINTS = " points"
+_UNITS = {"Step time": " s", "MFU": _POINTS, "Goodput": _POINTS}
+"""Units of differences; points: of a percentage."""

@@ -68,7 +68,9 @@ def require_regular_file(path: Path) -> None:
 
 
 class AppendFile:
-    """Binary file to which pieces are appended, each of them completely or not at all. One writer.
+    """Binary file to which pieces are appended, each of them completely or not at all.
+
+    A file that another object, rank or program writes at the same time keeps the pieces of all; one warning is logged.
 
     Args:
         path: The file; it is created if it does not exist. Its folder exists.
@@ -81,6 +83,8 @@ class AppendFile:
         self._path = Path(path).absolute()
         self._file = self._path.open("a+b", buffering=0)
         self._size = self._file.tell()
+        self._has_remains = False  # of a piece that failed, and could not be removed
+        self._is_shared = False
 
     def append(self, content: bytes) -> None:
         """Append a piece, and return when the operating system has it; a killed process does not lose it.
@@ -91,8 +95,11 @@ class AppendFile:
         if restore_if_deleted(self._path, self._file.fileno()):
             self._file.close()
             self._file = self._path.open("a+b", buffering=0)
+        if self._has_remains:
+            self._file.truncate(self._size)
+            self._has_remains = False
+        self._note_other_writers()
         rest = memoryview(content)
-        self._file.truncate(self._size)  # after a failure, the truncation below may have failed, too
         try:
             while rest:
                 written = self._file.write(rest)
@@ -100,10 +107,23 @@ class AppendFile:
                     raise OSError(errno.EIO, "a write made no progress", self._file.name)
                 rest = rest[written:]
         except OSError:
+            self._has_remains = True
             with suppress(OSError):
                 self._file.truncate(self._size)
+                self._has_remains = False
             raise
         self._size += len(content)
+
+    def _note_other_writers(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self._size and not self._is_shared:
+            self._is_shared = True
+            _logger.warning(
+                "%s: is changed by another sink, rank or program while this one writes it; the lines of all are kept, "
+                "mixed. Give sinks to rank 0 only, and each run a file",
+                self._path,
+            )
+        self._size = size
 
     def fsync(self) -> None:
         """Force the content to the disk."""

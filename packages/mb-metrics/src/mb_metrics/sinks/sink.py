@@ -122,7 +122,7 @@ class FanOutSink:
     """Sink that distributes records to several sinks and isolates their failures.
 
     An error of a sink neither ends the run nor affects the other sinks. It is counted, and the sink is called again
-    for the next record. `close` logs one line for each sink that failed.
+    for the next record. The first error of a sink is logged at once; `close` logs one line for each sink that failed.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -173,6 +173,12 @@ class FanOutSink:
                 action(sink)
             except Exception as error:  # noqa: BLE001 - metrics must not end a training run
                 before = self._failures.get(index)
+                if before is None:
+                    _logger.warning(
+                        "metrics: %s: failed (%s); the run continues, and the sink is called again for later records",
+                        sink_name(sink),
+                        hide_in_text(repr(error)),
+                    )
                 self._failures[index] = SinkFailure(
                     sink=sink,
                     count=before.count + 1 if before else 1,

@@ -342,6 +342,17 @@ def test_several_runs_are_compared(tmp_path):
     assert "a.b: null" in page.text
 
 
+def test_differences_of_runs_have_the_units_of_their_values(tmp_path):
+    rates = ("throughput/tokens_per_sec", "throughput/mfu")
+    runs = [
+        read_run(write_run(tmp_path / name, steady(1, 5, 1, **dict(zip(rates, speed, strict=True)))))
+        for name, speed in (("a", (500_000.0, 0.4)), ("b", (400_000.0, 0.3)))
+    ]
+    text = Page(report_html(runs, now=NOW)).text
+    assert "400 k (-100 k, -20.0%)" in text
+    assert "30.0 % (-10.0 points, -25.0%)" in text
+
+
 def test_settings_that_are_not_parsed_are_shown_as_text(full_run):
     assert "train_iters: 10" in Page(report_html([full_run], now=NOW)).text
 

@@ -37,20 +37,28 @@ IN_BATCH = [
 ]
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Overrides with weights to start from, and the losses of one rank that trains the samples in rows."""
+    folder = tmp_path_factory.mktemp("start")
+    words = [*SMALL, f"dataset.cache_dir={folder / 'cache'}", "model.num_layers=2"]
+    train_here([*words, "checkpoint.pretrained_checkpoint=null", "train.train_iters=1"], folder / "base")
+    words = [*words, f"checkpoint.pretrained_checkpoint={folder / 'base' / 'checkpoints'}"]
+    train_here([*words, *ROWS], folder / "rows")
+    return words, losses(folder / "rows")
+
+
 @pytest.mark.parametrize("packs", [[], IN_BATCH], ids=["packs", "packs in the batch"])
 @pytest.mark.parametrize(
     "layout",
     ["model.context_parallel_size=2", "model.pipeline_model_parallel_size=2"],
     ids=["context parallelism", "pipeline"],
 )
-def test_two_ranks_train_packs_as_one_rank_trains_rows(tmp_path, layout, packs):
-    words = [*SMALL, f"dataset.cache_dir={tmp_path / 'cache'}", "model.num_layers=2"]
-    train_here([*words, "checkpoint.pretrained_checkpoint=null", "train.train_iters=1"], tmp_path / "base")
-    words = [*words, f"checkpoint.pretrained_checkpoint={tmp_path / 'base' / 'checkpoints'}"]
-    train_here([*words, *ROWS], tmp_path / "rows")
+def test_two_ranks_train_packs_as_one_rank_trains_rows(start, tmp_path, layout, packs):
+    words, rows = start
     result = mb("finetune", *words, *packs, layout, "--nproc", "2", "--out", str(tmp_path / "packs"))
     assert (result.returncode, result.stderr) == (0, "")
-    assert losses(tmp_path / "packs") == pytest.approx(losses(tmp_path / "rows"), abs=1e-5)
+    assert losses(tmp_path / "packs") == pytest.approx(rows, abs=1e-5)
 
 
 @pytest.mark.matrix

@@ -16,7 +16,7 @@ psutil = pytest.importorskip("psutil")
 
 LAUNCHER = """
 import atexit, glob, os, signal, sys, time, traceback
-from mb_launch import ForkedProgram, launch_local, report_failure
+from mb_launch import report_failure
 from mb_launch.ranks.left_ranks import at_work
 
 HOW, FOLDER = sys.argv[1:3]
@@ -55,6 +55,8 @@ def main():
 if "RANK" in os.environ:
     main()
 else:
+    from mb_launch import ForkedProgram, launch_local  # with torch, which the ranks do not need
+
     program = ForkedProgram(argv=tuple(sys.argv), main=main, preload=int)
     fork = program if sys.argv[3] == "forked" else None
     ended = launch_local(sys.argv, processes=2, fork=fork)
@@ -92,15 +94,23 @@ def ranks_of(folder):
     raise TimeoutError("the ranks did not start")
 
 
+CAUSES = {
+    "os._exit(7)": "1 rank 1 ended with exit code 7",
+    "os._exit(0)": "1 rank 1 ended with exit code 0 in the middle of its work, without an error",
+    "os.kill(os.getpid(), signal.SIGKILL)": "1 rank 1 was killed by SIGKILL",
+    "raise OSError('the cause')": "1 rank 1: Traceback",
+}
+ELSEWHERE = {("os._exit(7)", "forked"), ("raise OSError('the cause')", "interpreters")}
+"""Tested with local ranks, too: run in the matrix only."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("how", "cause", "kind"),
     [
-        ("os._exit(7)", "1 rank 1 ended with exit code 7"),
-        ("os._exit(0)", "1 rank 1 ended with exit code 0 in the middle of its work, without an error"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "1 rank 1 was killed by SIGKILL"),
-        ("raise OSError('the cause')", "1 rank 1: Traceback"),
+        pytest.param(how, cause, kind, marks=[pytest.mark.matrix] * ((how, kind) in ELSEWHERE))
+        for how, cause in CAUSES.items()
+        for kind in KINDS
     ],
 )
 def test_the_rank_that_ended_first_is_named(launch, how, cause, kind):

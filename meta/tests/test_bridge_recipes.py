@@ -188,16 +188,6 @@ def test_what_follows_from_the_parallel_sizes_is_that_of_megatron_bridge():
     assert [each.rule for each in changes if each.field == "model.expert_tensor_parallel_size"] == ["V161"]
 
 
-def test_norms_after_the_layers_are_those_of_local_layers():
-    config = _sft_common()
-    config.model = GPTModelProvider(num_layers=2, hidden_size=32, num_attention_heads=2, norm_position="post")
-    config.model.transformer_impl = "transformer_engine"
-    changes = runtime_config_update(config, world_size=1, rules=())
-    assert [(each.rule, each.new) for each in changes if each.field == "model.transformer_impl"] == [
-        ("G43", "local")
-    ]
-
-
 def test_layers_of_further_tokens_move_behind_the_pattern():
     section = HybridModelProvider(hybrid_layer_pattern="M*", hidden_size=32)
     section.mtp_hybrid_override_pattern = "*E"

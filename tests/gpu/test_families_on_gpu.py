@@ -10,6 +10,13 @@ pytestmark = [*ON_GPU, ENGINE]
 SMALL = {
     "gpt": ["gpt_tiny"],
     "query and key norms": ["gpt_tiny", "model.qk_layernorm=true", "model.add_bias_linear=true"],
+    "norms after the layers": ["gpt_tiny", "model.norm_position=post"],
+    "one norm without bias": [
+        "gpt_tiny",
+        "model.residual_branches=parallel_shared_norm",
+        "model.normalization=LayerNorm",
+        "model.layernorm_bias=false",
+    ],
     "experts": ["moe_tiny"],
     "grouped experts": ["moe_tiny", "model.moe_grouped_gemm=true", "model.moe_permute_fusion=true"],
     "latent attention": ["mla_tiny", "model.moe_grouped_gemm=true"],

@@ -9,6 +9,7 @@ from mb_host.megatron.layers import host_block_spec
 from mb_models import GPTModelConfig, GPTModelProvider, local_spec, make_value_model, transformer_config
 from mb_models.errors import ModelConfigError
 from mb_models.gpt.layer_variants import apply_layer_variants
+from mb_models.gpt.norms import BiaslessLayerNorm
 
 CPU = torch.device("cpu")
 HEADS, GROUPS, CHANNELS, LENGTH = 4, 2, 16, 12
@@ -126,3 +127,43 @@ def test_layers_of_one_kind_are_changed_once(tiny, groups):
     assert norms == ["self_attn_bda.norm.weight", "mlp_bda.norm.weight"]
     stored = {value.key for value in chunk.sharded_state_dict().values() if hasattr(value, "data")}
     assert "decoder.layers.self_attention.linear_proj.post_layernorm.weight" in stored
+
+
+def engine_layers(tiny, groups, **variant):
+    """Return the parts of a layer of Transformer Engine's specification, which need not be installed."""
+    from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TENorm
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    config = GPTModelConfig(**{**tiny, **variant})
+    megatron = transformer_config(config, device=CPU)
+    block = local_spec(megatron)
+    block.layer_norm, layer = TENorm, block.layer_specs[0].submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
+    layer.sharded_state_dict_keys_map = {}
+    layer.self_attention.submodules.linear_qkv = TELayerNormColumnParallelLinear
+    layer.mlp.keywords["submodules"].linear_fc1 = TELayerNormColumnParallelLinear
+    apply_layer_variants(block, config, config=megatron, tp_group=groups.tp)
+    linears = (layer.self_attention.submodules.linear_qkv, layer.mlp.keywords["submodules"].linear_fc1)
+    return [*linears, layer.input_layernorm, layer.pre_mlp_layernorm], layer.sharded_state_dict_keys_map
+
+
+def test_norms_are_separate_from_the_linear_layers_of_transformer_engine_where_they_must(tiny, groups):
+    from megatron.core.extensions.transformer_engine import (
+        TEColumnParallelLinear,
+        TELayerNormColumnParallelLinear,
+        TENorm,
+    )
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    fused, plain = [TELayerNormColumnParallelLinear] * 2, [TEColumnParallelLinear] * 2
+    none = [IdentityOp, IdentityOp]
+    assert engine_layers(tiny, groups, norm_position="pre_and_post")[0] == [*fused, *none]
+    assert engine_layers(tiny, groups, residual_branches="parallel")[0] == [*fused, *none]
+    assert engine_layers(tiny, groups, norm_position="post")[0] == [*plain, *none]
+    parts, names = engine_layers(tiny, groups, residual_branches="parallel_shared_norm")
+    assert parts == [*plain, TENorm, IdentityOp]
+    # as Megatron's local layers, whose checkpoints Transformer Engine's fused layers load
+    assert names["input_layernorm."] == "self_attention.linear_qkv.layer_norm_"
+    assert names["pre_mlp_layernorm."] == "mlp.linear_fc1.layer_norm_"
+    biasless = engine_layers(tiny, groups, normalization="LayerNorm", layernorm_bias=False)[0]
+    assert biasless == [*plain, BiaslessLayerNorm, BiaslessLayerNorm]

@@ -59,7 +59,7 @@ def apply_fallbacks(
 
 
 def _follow_megatron_bridge(state: ResolverState) -> None:
-    """Set what Megatron-Bridge derives: sequence parallelism, expert parallelism, and layers with norms after them."""
+    """Set what Megatron-Bridge derives: sequence parallelism and expert parallelism."""
     sequence, experts = "model.sequence_parallel", "model.expert_tensor_parallel_size"
     degrees = ("model.tensor_model_parallel_size", "model.expert_model_parallel_size")
     if not all(state.has(path) for path in (sequence, experts, *degrees)):
@@ -69,9 +69,6 @@ def _follow_megatron_bridge(state: ResolverState) -> None:
         state.set(sequence, False, rule="P06", why="it has no effect without tensor parallelism")
     if ep > 1 and state.get(experts) is None:
         state.set(experts, 1, rule="V161", why="experts are divided by expert parallelism alone")
-    layers, norms = "model.transformer_impl", "model.norm_position"
-    if state.has(norms) and state.get(norms) == "post" and state.get(layers) != "local":
-        state.set(layers, "local", rule="G43", why="layers of Transformer Engine have no norms after them")
 
 
 NO_TRANSFORMER_ENGINE = "resolve: no Transformer Engine on this machine"

@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from mb_models.gpt.norms import AllHeadsRMSNorm, BiaslessLayerNorm, replace_norms
+from mb_models.gpt.norms import AllHeadsRMSNorm, BiaslessLayerNorm, replace_norms, separate_norms
 from mb_models.gpt.softcapped_attention import SoftcappedAttention
 from mb_models.gpt.variant_fields import LayerVariantFields
 
@@ -138,8 +138,7 @@ def apply_layer_variants(
     tp_group: torch.distributed.ProcessGroup,
 ) -> TransformerBlockSubmodules:
     """Put the variants of a section into the specs of a stage's layers, in place and only once, and return them."""
-    if not section.layernorm_bias:
-        replace_norms(block, BiaslessLayerNorm)
+    _apply_norms(block, section)
     specs = {id(spec): spec for spec in block.layer_specs}  # layers of one kind share a spec
     for spec in specs.values():
         layer = spec.submodules
@@ -161,6 +160,15 @@ def apply_layer_variants(
                 norm = partial(AllHeadsRMSNorm, heads=heads, tp_group=tp_group)
                 setattr(attention.submodules, f"{name}_layernorm", norm)
     return block
+
+
+def _apply_norms(block: TransformerBlockSubmodules, section: LayerVariantFields) -> None:
+    """Separate norms from linear layers if none are before them, if two layers need one, or if they have no bias."""
+    shared = section.residual_branches == "parallel_shared_norm"
+    if section.norm_position == "post" or shared or not section.layernorm_bias:
+        separate_norms(block)
+    if not section.layernorm_bias:
+        replace_norms(block, BiaslessLayerNorm)
 
 
 def _apply_branches(layer: Any, section: LayerVariantFields, *, config: TransformerConfig, norm: Any) -> None:

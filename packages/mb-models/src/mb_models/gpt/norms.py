@@ -1,11 +1,18 @@
-"""Norms that Megatron's local layers lack: with weights around zero, without biases, and over all heads.
+"""Norms that Megatron's layers lack: with weights around zero, without biases, over all heads, and not fused.
 
 Shape suffixes: S sequence, B microbatch, N heads on this tensor-parallel rank, D channels of a head.
 """
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.extensions.transformer_engine import (
+    TEColumnParallelLinear,
+    TELayerNormColumnParallelLinear,
+    TENorm,
+)
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -69,6 +76,25 @@ def zero_centred_norm(
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return norm
+
+
+def separate_norms(block: TransformerBlockSubmodules) -> None:
+    """Replace Transformer Engine's linear layers that contain the norm before them, in place, by both as layers.
+
+    There are such layers before attention and in a dense MLP. The names in checkpoints stay those of the fused norms.
+    """
+    for spec in block.layer_specs:
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        stored_names = dict(layer.sharded_state_dict_keys_map)
+        if getattr(attention, "linear_qkv", None) is TELayerNormColumnParallelLinear:
+            attention.linear_qkv, layer.input_layernorm = TEColumnParallelLinear, TENorm
+            stored_names["input_layernorm."] = "self_attention.linear_qkv.layer_norm_"
+        mlp: Any = getattr(layer.mlp, "keywords", {}).get("submodules")
+        if getattr(mlp, "linear_fc1", None) is TELayerNormColumnParallelLinear:
+            linears = replace(mlp, linear_fc1=TEColumnParallelLinear)
+            layer.mlp, layer.pre_mlp_layernorm = partial(layer.mlp, submodules=linears), TENorm
+            stored_names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
+        layer.sharded_state_dict_keys_map = stored_names
 
 
 def replace_norms(block: TransformerBlockSubmodules, norm: Any) -> None:

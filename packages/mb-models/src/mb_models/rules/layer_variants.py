@@ -1,8 +1,12 @@
 """Rules on `mb_models.gpt.variant_fields.LayerVariantFields`."""
 
+from functools import partial
+
 from mb_models.family_rules import family_rule
-from mb_schema.rule_kinds import SET, excludes, in_range, other_than, requires
+from mb_schema.rule_kinds import SET, in_range, other_than, requires, section_rule
 from mb_schema.rules import Rule
+
+model_rule = partial(section_rule, "model")
 
 NEUTRAL = {
     "norm_position": "pre",
@@ -53,6 +57,25 @@ def _variants_with_image_encoder(vision_num_layers, **values):
     return f"does not support {', '.join(unsupported)}" if unsupported else None
 
 
+@model_rule(
+    "G43",
+    why="the fuser takes the norm from a linear layer of Transformer Engine that contains it",
+    fix="Remove use_transformer_engine_op_fuser.",
+    fails={"transformer": {"use_transformer_engine_op_fuser": True}, "norm_position": "post"},
+    passes={"norm_position": "pre"},
+)
+def _separate_norms_under_operation_fuser(transformer, norm_position, residual_branches, layernorm_bias):
+    if not (transformer or {}).get("use_transformer_engine_op_fuser"):
+        return None
+    separate = {
+        "norm_position=post": norm_position == "post",
+        "residual_branches=parallel_shared_norm": residual_branches == "parallel_shared_norm",
+        "layernorm_bias=false": layernorm_bias is False,
+    }
+    found = [name for name, value in separate.items() if value]
+    return f"use_transformer_engine_op_fuser with {' and '.join(found)}" if found else None
+
+
 RULES: tuple[Rule, ...] = (
     requires(
         "G40",
@@ -91,13 +114,6 @@ RULES: tuple[Rule, ...] = (
         )
         for number, name in POSITIVE.items()
     ),
-    excludes(
-        "G43",
-        {"model.norm_position": "post", "model.transformer_impl": other_than("local")},
-        why="the linear layers of Transformer Engine contain the norm before them",
-        fix="Set transformer_impl=local.",
-        fails={"model.transformer_impl": "transformer_engine"},
-    ),
     requires(
         "G44",
         {"model.qk_layernorm_scope": "all_heads"},
@@ -121,22 +137,12 @@ RULES: tuple[Rule, ...] = (
     requires(
         "G47",
         {"model.layernorm_bias": False},
-        {
-            "model.normalization": "LayerNorm",
-            "model.layernorm_zero_centered_gamma": False,
-            "model.transformer_impl": "local",
-        },
-        why="only a plain LayerNorm has a bias, which Transformer Engine's always has",
-        fix="Set normalization=LayerNorm and transformer_impl=local, or layernorm_bias=true.",
+        {"model.normalization": "LayerNorm", "model.layernorm_zero_centered_gamma": False},
+        why="only a plain LayerNorm has a bias",
+        fix="Set normalization=LayerNorm, or layernorm_bias=true.",
         fails={"model.normalization": "RMSNorm"},
     ),
-    excludes(
-        "G48",
-        {"model.residual_branches": "parallel_shared_norm", "model.transformer_impl": other_than("local")},
-        why="Transformer Engine fuses each norm with one linear layer",
-        fix="Set transformer_impl=local.",
-        fails={"model.transformer_impl": "transformer_engine"},
-    ),
+    _separate_norms_under_operation_fuser,
     _variants_with_image_encoder,
 )
 """Rules on variants of layers, embedding and logits."""

@@ -22,6 +22,20 @@ class TrainStateLike(Protocol):
         ...
 
 
+class RunCountersLike(TrainStateLike, Protocol):
+    """Counters of a run; `mb_loop.TrainState` matches."""
+
+    @property
+    def step(self) -> int:
+        """Number of finished steps."""
+        ...
+
+    @property
+    def floating_point_operations_so_far(self) -> float:
+        """Operations of all steps so far."""
+        ...
+
+
 class ConfigLike(Protocol):
     """Complete configuration of the run."""
 

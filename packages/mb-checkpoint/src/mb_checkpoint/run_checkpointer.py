@@ -14,11 +14,11 @@ from mb_checkpoint.context import (
     FailedSave,
     LoadedCheckpoint,
     RerunStateMachineLike,
+    RunCountersLike,
     SavedCheckpoint,
     ScheduledSave,
     SchedulerLike,
     StatefulLike,
-    TrainStateLike,
 )
 from mb_checkpoint.errors import CheckpointConfigError
 from mb_checkpoint.load.run_load import load_run
@@ -27,20 +27,6 @@ from mb_checkpoint.state.adapters import KeyFilter
 from mb_checkpoint.state.callback_states import callback_states
 from mb_checkpoint.state.evaluated_metric import EvaluatedMetric, EvaluationContext
 from mb_schema.save_result import SaveResult
-
-
-class RunCountersLike(TrainStateLike, Protocol):
-    """Counters of a run; `mb_loop.TrainState` matches."""
-
-    @property
-    def step(self) -> int:
-        """Number of finished steps."""
-        ...
-
-    @property
-    def floating_point_operations_so_far(self) -> float:
-        """Operations of all steps so far."""
-        ...
 
 
 class RunStateLike(Protocol):
@@ -54,15 +40,6 @@ class RunStateLike(Protocol):
     @property
     def cfg(self) -> ConfigLike:
         """The configuration, which is stored with each checkpoint."""
-        ...
-
-
-class StartContext(Protocol):
-    """Event of the start of training; the context of `mb_loop`'s callbacks matches."""
-
-    @property
-    def state(self) -> Any:
-        """State of the run; `state.train_state.do_valid` is true if there are validation data."""
         ...
 
 
@@ -191,7 +168,7 @@ class RunCheckpointer:
             self._megatron_arguments = {**loaded.megatron_arguments, **self._megatron_arguments}
         return loaded
 
-    def on_train_start(self, context: StartContext) -> None:
+    def on_train_start(self, context: Any) -> None:
         """Reject a run without validation data whose checkpoints are to be compared by a metric of evaluations.
 
         Raises:

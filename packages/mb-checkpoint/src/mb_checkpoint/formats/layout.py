@@ -93,7 +93,7 @@ def removing_directory(directory: Path) -> Path:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return an unused name in the same folder, for the file or link that is to replace one atomically."""
+    """Return an unused name in the same folder, for the link that is to replace one atomically."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
@@ -112,6 +112,7 @@ def leftovers(root: Path) -> list[Path]:
             paths.append(path)
     for name in _REPLACED_FILES:
         paths += root.glob(f".{name}.{'[0-9a-f]' * 16}")
+        paths += root.glob(f".{name}.{'[0-9a-f]' * 8}.part")
     return sorted(paths)
 
 

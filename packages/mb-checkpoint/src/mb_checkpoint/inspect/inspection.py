@@ -13,9 +13,7 @@ from mb_checkpoint.errors import (
     CheckpointNotFoundError,
     DamagedCheckpointError,
     IncompleteCheckpointError,
-    ManifestError,
     NoIntactCheckpointError,
-    file_problem,
 )
 from mb_checkpoint.formats.layout import (
     LEGACY_FILE,
@@ -39,6 +37,7 @@ from mb_checkpoint.formats.manifest import Manifest, find_hash_mismatches, read_
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, stored_counters
 from mb_checkpoint.formats.stored_arguments import read_common_state, read_legacy_tensors
 from mb_checkpoint.inspect.best import best_checkpoint
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.select import (
     DAMAGED,
     SelectedCheckpoint,
@@ -293,16 +292,9 @@ def verify_checkpoint(
 
 
 def _verified(folder: Path, progress: Callable[[int], object]) -> list[str]:
-    problems = find_problems(folder)
-    if problems:
-        return problems
-    try:
-        manifest = read_manifest(folder)
-    except (ManifestError, OSError) as error:
-        return [file_problem(error, MANIFEST)]
-    if manifest is None:
-        return ["has no manifest.json: contents cannot be verified"]
-    return find_hash_mismatches(folder, manifest.files, progress=progress)
+    problems = VerifiedCache(progress=progress).problems(folder)
+    unverifiable = not problems and not (folder / MANIFEST).is_file()
+    return ["has no manifest.json: contents cannot be verified"] if unverifiable else problems
 
 
 def _size(folder: Path) -> int:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mb_checkpoint.errors import CheckpointSourceError, ManifestError, file_problem, first_of
-from mb_checkpoint.formats.layout import MANIFEST, checkpoints_in
-from mb_checkpoint.formats.manifest import find_hash_mismatches, read_manifest
+from mb_checkpoint.errors import CheckpointSourceError, first_of
+from mb_checkpoint.formats.layout import checkpoints_in
+from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.locks import reader_lock
 
@@ -34,10 +34,10 @@ def first_intact(
         if chosen is None or not contents:
             return chosen
         with reader_lock(chosen.path):
-            damage = _damage(chosen.path, progress)
-        if damage is None:
+            problems = VerifiedCache(progress=progress).problems(chosen.path)
+        if not problems:
             return chosen
-        rejected[chosen.path] = damage
+        rejected[chosen.path] = first_of(problems)
 
 
 def newest_intact(
@@ -82,13 +82,3 @@ def require_newest_intact(
     if selection.skipped:
         log(f"taken instead: {selection.path}")
     return selection
-
-
-def _damage(path: Path, progress: Callable[[int], object]) -> str | None:
-    try:
-        manifest = read_manifest(path)
-    except (ManifestError, OSError) as error:
-        return file_problem(error, MANIFEST)
-    if manifest is None:
-        return None
-    return first_of(find_hash_mismatches(path, manifest.files, progress=progress)) or None

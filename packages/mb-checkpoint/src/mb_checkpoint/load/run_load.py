@@ -9,19 +9,10 @@ from mb_checkpoint.context import (
     CheckpointManager,
     CheckpointProbe,
     LoadedCheckpoint,
-    TrainStateLike,
+    RunCountersLike,
 )
 from mb_checkpoint.errors import ManagerStateError
 from mb_checkpoint.state.dataloader import align_chunk_positions
-
-
-class CountersLike(TrainStateLike, Protocol):
-    """Counters that a manager restores."""
-
-    @property
-    def step(self) -> int:
-        """Number of finished steps."""
-        ...
 
 
 @runtime_checkable
@@ -38,7 +29,7 @@ def load_run(
     manager: CheckpointManager,
     context: CheckpointLoadContext,
     *,
-    counters: CountersLike,
+    counters: RunCountersLike,
     log: Callable[[str], object],
 ) -> LoadedCheckpoint:
     """Load what the manager finds, log it, and return its record. Collective over the world.

@@ -9,9 +9,8 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from mb_checkpoint.formats.layout import (
     leftovers,
     replaced_directory,
     staging_directory,
-    temporary_name,
 )
 from mb_checkpoint.formats.manifest import FileEntry, Manifest, encode_manifest, hash_file
-from mb_schema.files import fsync_path
+from mb_schema.files import fsync_path, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -39,33 +37,13 @@ METADATA_THREADS = 64
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically: a reader sees either the old or the new content.
-
-    Writes a temporary file in the same folder, flushes and fsyncs it, renames it, and fsyncs the folder.
+    """Replace the content of a file atomically and durably: a reader sees either the old or the new content.
 
     Raises:
         OSError: Writing failed; the old file is unchanged and no temporary file remains.
     """
-    with staged(path, content) as rename:
-        rename()
-    fsync_path(path.parent)
-
-
-@contextmanager
-def staged(path: Path, content: bytes) -> Iterator[Callable[[], object]]:
-    """Write a temporary file next to `path`, fsync it, and yield a function that renames it to `path`."""
-    # Not tempfile, whose files only the owner can read.
-    name = temporary_name(path)
-    try:
-        with name.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        yield lambda: name.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            name.unlink(missing_ok=True)
-        raise
+    with replaced(path, durable=True) as part:
+        part.write_bytes(content)
 
 
 def fsync_and_write_manifest(
@@ -212,12 +190,10 @@ def write_trackers(root: Path, step: int) -> None:
     """Point both trackers to the folder of a step, each atomically; both are staged before the first one is renamed."""
     # Both temporary files are on the disk before the first rename: a full disk leaves both trackers unchanged.
     state = (iteration_directory(root, step) / TRAIN_STATE).read_bytes()
-    with (
-        staged(root / STATE_TRACKER, state) as rename_state,
-        staged(root / STEP_TRACKER, b"%d" % step) as rename_step,
-    ):
-        rename_state()
-        rename_step()
+    with replaced(root / STEP_TRACKER) as step_file, replaced(root / STATE_TRACKER) as state_file:
+        for part, content in ((state_file, state), (step_file, b"%d" % step)):
+            part.write_bytes(content)
+            fsync_path(part)
     fsync_path(root)
 
 

@@ -1,6 +1,11 @@
-"""Child processes: a forked copy of this process, or a fresh interpreter that does not import the main module."""
+"""Child processes: a forked copy of this process, or a fresh interpreter that does not import the main module.
 
+`depend_on_parent` is the first call in one.
+"""
+
+import ctypes
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +16,21 @@ from typing import Protocol
 PYNVML = "ignore:The pynvml package is deprecated:FutureWarning"
 """torch warns at its import if the package `pynvml`, which nvidia-resiliency-ext requires, is installed. The training
 process has printed it; no code of the user runs in a new interpreter."""
+
+
+_PR_SET_PDEATHSIG = 1
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a terminal or a scheduler sends to all processes, and that only the training process handles."""
+
+
+def depend_on_parent(parent: int) -> None:
+    """Let this process ignore signals that the training process handles, and die with it; `parent` is its number."""
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent died before the call, and its signal will not come.
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 class ChildProcess(Protocol):

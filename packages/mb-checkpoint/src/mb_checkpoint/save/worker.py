@@ -5,7 +5,6 @@ import gc
 import os
 import pickle
 import platform
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -18,13 +17,11 @@ from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob, finalize_save
 from mb_checkpoint.save.retention import PruneJob, PruneResult
+from mb_checkpoint.save.spawn import depend_on_parent
 from mb_checkpoint.save.staging_buffer import StagingBuffer
 from mb_checkpoint.save.writing import DataFile, WrittenFiles, hash_files, write_files, write_result
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_PR_SET_PDEATHSIG = 1
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a terminal or a scheduler sends to all processes, and that only the training process handles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +137,8 @@ def _configure_process(settings: WorkerSettings) -> None:
     gc.disable()  # objects of the parent on a device must not be collected here
     gc.freeze()
     torch.set_num_threads(1)
-    for number in _IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent died before the call, and its signal will not come.
-    if os.getppid() != settings.parent:
-        os._exit(0)
+    depend_on_parent(settings.parent)
     os.nice(max(0, settings.nice - os.nice(0)))
     call = _IOPRIO_SET.get(platform.machine())
     if settings.io_class is not None and call is not None:
-        libc.syscall(call, 1, 0, settings.io_class << 13)  # best effort, as every priority is
+        ctypes.CDLL(None).syscall(call, 1, 0, settings.io_class << 13)  # best effort, as every priority is

@@ -4,10 +4,8 @@ Each rank copies the files that it wrote (`upload_share`). Rank 0 decides which 
 manifest and `latest.json` when all ranks are done (`upload_checkpoint`). If a rank fails, rank 0 copies its files.
 """
 
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,12 +17,12 @@ from typing import Any, TypeVar
 
 from mb_checkpoint.errors import StorageError, cause_of
 from mb_checkpoint.save.commit_barrier import CommitBarrier, KeyValueStore
+from mb_checkpoint.save.spawn import depend_on_parent
 from mb_checkpoint.storage.checkpoints import upload_checkpoint, upload_share
 from mb_checkpoint.storage.owner import StorageOwner
 from mb_checkpoint.storage.storage import open_storage
 
 T = TypeVar("T")
-_PR_SET_PDEATHSIG = 1
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mb_checkpoint.storage.uploader import run_job; run_job()"
 
 
@@ -231,16 +229,9 @@ class StorageUploader:
 
 
 def run_job() -> None:
-    """Copy the checkpoint of a job, which is JSON on stdin, and print the result as JSON. The main program of a copy.
-
-    Signals of the terminal and the scheduler are ignored: the training process decides. Dies with it.
-    """
+    """Copy the checkpoint of a job, JSON on stdin, and print the result as JSON. The main program of a copy."""
     job = json.load(sys.stdin)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != job["parent"]:
-        return
+    depend_on_parent(job["parent"])
     owner = job["owner"] and StorageOwner(**job["owner"])
     checkpoint, keep = Path(job["checkpoint"]), job["keep"]
     try:

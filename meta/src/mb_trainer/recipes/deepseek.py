@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_config.trainer_api import Recipe, recipe
-from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
+from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 ATTENTION: Mapping[str, Any] = {
@@ -69,13 +69,7 @@ def deepseek_v3() -> ConfigContainer:
         **EXPERTS,
         **MODERN,
     )
-    return pretraining(
-        model,
-        global_batch_size=15_360,
-        learning_rate=2.2e-4,
-        train_iters=250_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=15_360, learning_rate=2.2e-4, train_iters=250_000)
 
 
 RECIPES = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_config.trainer_api import Recipe, recipe
-from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
+from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 GEMMA: Mapping[str, Any] = {
@@ -105,13 +105,7 @@ def gemma3_1b() -> ConfigContainer:
 
 
 def _pretraining(model: GPTModelConfig, *, learning_rate: float) -> ConfigContainer:
-    return pretraining(
-        model,
-        global_batch_size=256,
-        learning_rate=learning_rate,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=256, learning_rate=learning_rate)
 
 
 RECIPES = {

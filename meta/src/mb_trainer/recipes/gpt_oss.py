@@ -1,7 +1,7 @@
 """Recipe in the shape of GPT-OSS."""
 
 from mb_config.trainer_api import Recipe, recipe
-from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
+from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import pretraining
 
 
@@ -43,13 +43,7 @@ def gpt_oss_20b() -> ConfigContainer:
         bias_dropout_fusion=True,
         cross_entropy_loss_fusion=True,
     )
-    return pretraining(
-        model,
-        global_batch_size=512,
-        learning_rate=3e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=512, learning_rate=3e-4)
 
 
 RECIPES = {

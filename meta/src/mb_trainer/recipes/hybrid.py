@@ -2,7 +2,6 @@
 
 from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import (
-    CommOverlapConfig,
     ConfigContainer,
     MambaModelConfig,
     TextCorpusConfig,
@@ -71,13 +70,7 @@ def hybrid_8b() -> ConfigContainer:
         bias_dropout_fusion=True,
         cross_entropy_loss_fusion=True,
     )
-    return pretraining(
-        model,
-        global_batch_size=256,
-        learning_rate=2.5e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=256, learning_rate=2.5e-4)
 
 
 @recipe
@@ -103,13 +96,7 @@ def hybrid_1b() -> ConfigContainer:
         bias_dropout_fusion=True,
         cross_entropy_loss_fusion=True,
     )
-    return pretraining(
-        model,
-        global_batch_size=128,
-        learning_rate=4e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=128, learning_rate=4e-4)
 
 
 @recipe
@@ -141,13 +128,7 @@ def nemotron_h_8b() -> ConfigContainer:
         bias_dropout_fusion=True,
         cross_entropy_loss_fusion=True,
     )
-    return pretraining(
-        model,
-        global_batch_size=256,
-        learning_rate=3e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=256, learning_rate=3e-4)
 
 
 RECIPES = {

@@ -37,7 +37,6 @@ def llama31_8b() -> ConfigContainer:
         model,
         global_batch_size=512,
         learning_rate=3e-4,
-        train_iters=300_000,
         overlap=CommOverlapConfig(tp_comm_overlap=True),
     )
 
@@ -61,7 +60,6 @@ def llama31_70b() -> ConfigContainer:
         model,
         global_batch_size=512,
         learning_rate=1.5e-4,
-        train_iters=300_000,
         overlap=CommOverlapConfig(
             tp_comm_overlap=True, tp_comm_overlap_cfg=userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
         ),
@@ -89,7 +87,6 @@ def llama31_405b() -> ConfigContainer:
         model,
         global_batch_size=512,
         learning_rate=8e-5,
-        train_iters=300_000,
         overlap=CommOverlapConfig(
             tp_comm_overlap=True, tp_comm_overlap_cfg=userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192
         ),
@@ -109,13 +106,7 @@ def llama32_1b() -> ConfigContainer:
         share_embeddings_and_output_weights=True,
         **LLAMA,
     )
-    return pretraining(
-        model,
-        global_batch_size=128,
-        learning_rate=5e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=128, learning_rate=5e-4)
 
 
 RECIPES = {

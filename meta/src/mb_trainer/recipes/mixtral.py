@@ -1,7 +1,7 @@
 """Recipe of Mixtral, in its published size."""
 
 from mb_config.trainer_api import Recipe, recipe
-from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
+from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 
@@ -29,13 +29,7 @@ def mixtral_8x7b() -> ConfigContainer:
         virtual_pipeline_model_parallel_size=8,
         **MODERN,
     )
-    return pretraining(
-        model,
-        global_batch_size=512,
-        learning_rate=3e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=512, learning_rate=3e-4)
 
 
 RECIPES = {

@@ -1,7 +1,7 @@
 """Recipes of further models for one GPU: a GPT of 355 million parameters, and one with experts."""
 
 from mb_config.trainer_api import Recipe, recipe
-from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
+from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 
@@ -25,13 +25,7 @@ def gpt_350m() -> ConfigContainer:
         masked_softmax_fusion=True,
         cross_entropy_loss_fusion=True,
     )
-    config = pretraining(
-        model,
-        global_batch_size=256,
-        learning_rate=3e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    config = pretraining(model, global_batch_size=256, learning_rate=3e-4)
     config.train.micro_batch_size = 16
     return config
 
@@ -62,13 +56,7 @@ def moe_1b() -> ConfigContainer:
         vocab_size=49_155,
         **MODERN,
     )
-    return pretraining(
-        model,
-        global_batch_size=128,
-        learning_rate=4e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=128, learning_rate=4e-4)
 
 
 RECIPES = {

@@ -42,8 +42,8 @@ def pretraining(
     *,
     global_batch_size: int,
     learning_rate: float,
-    train_iters: int,
-    overlap: CommOverlapConfig,
+    train_iters: int = 300_000,
+    overlap: CommOverlapConfig | None = None,
 ) -> ConfigContainer:
     """Complete the configuration of a published model: bfloat16, distributed optimizer, cosine schedule, mock tokens.
 
@@ -83,5 +83,5 @@ def pretraining(
             ckpt_assume_constant_structure=True,
         ),
         mixed_precision="bf16_mixed",
-        comm_overlap=overlap,
+        comm_overlap=overlap or CommOverlapConfig(tp_comm_overlap=False),
     )

@@ -52,13 +52,7 @@ def _small(*, hidden_size: int, ffn_hidden_size: int, learning_rate: float) -> C
         share_embeddings_and_output_weights=True,
         **QWEN3,
     )
-    return pretraining(
-        model,
-        global_batch_size=128,
-        learning_rate=learning_rate,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=128, learning_rate=learning_rate)
 
 
 @recipe
@@ -78,7 +72,6 @@ def qwen3_8b() -> ConfigContainer:
         model,
         global_batch_size=512,
         learning_rate=3e-4,
-        train_iters=300_000,
         overlap=CommOverlapConfig(tp_comm_overlap=True),
     )
 
@@ -96,13 +89,7 @@ def qwen3_30b_a3b() -> ConfigContainer:
         recompute_modules=["layernorm", "moe_act"],
         **EXPERTS,
     )
-    return pretraining(
-        model,
-        global_batch_size=512,
-        learning_rate=3e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=512, learning_rate=3e-4)
 
 
 @recipe
@@ -125,13 +112,7 @@ def qwen3_235b_a22b() -> ConfigContainer:
         recompute_modules=["layernorm", "moe_act"],
         **{**EXPERTS, "num_attention_heads": 64},
     )
-    return pretraining(
-        model,
-        global_batch_size=2048,
-        learning_rate=3e-4,
-        train_iters=300_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    return pretraining(model, global_batch_size=2048, learning_rate=3e-4)
 
 
 RECIPES = {

@@ -2,7 +2,6 @@
 
 from mb_config.trainer_api import Recipe, recipe
 from mb_trainer.config import (
-    CommOverlapConfig,
     ConfigContainer,
     SchedulerConfig,
     T5DatasetConfig,
@@ -70,13 +69,7 @@ def t5_base() -> ConfigContainer:
         cross_entropy_loss_fusion=True,
         calculate_per_token_loss=True,
     )
-    config = pretraining(
-        model,
-        global_batch_size=2048,
-        learning_rate=6e-4,
-        train_iters=1_000_000,
-        overlap=CommOverlapConfig(tp_comm_overlap=False),
-    )
+    config = pretraining(model, global_batch_size=2048, learning_rate=6e-4, train_iters=1_000_000)
     config.train.micro_batch_size = 32
     config.dataset = T5DatasetConfig(seq_length=512, decoder_seq_length=128, split="9999,8,2", num_workers=8)
     config.tokenizer = TokenizerConfig(

@@ -63,7 +63,7 @@ from mb_trainer.bridge.training.utils.pg_utils import get_pg_collection  # noqa:
 from mb_trainer.errors import UserCodeError  # noqa: E402
 from mb_trainer.registry import REGISTRY  # noqa: E402
 from mb_trainer.requests import read_request  # noqa: E402
-from mb_trainer.run.model import build_model, model_groups, set_layers  # noqa: E402
+from mb_trainer.run.model import build_model, model_groups, select_layers  # noqa: E402
 from mb_trainer.run.preflight import resolve_and_check  # noqa: E402
 from mb_trainer.run.user_code import UserCode  # noqa: E402
 
@@ -87,7 +87,7 @@ def built(config, groups):
     return build_model(
         config,
         groups=groups,
-        layers=set_layers(config, CPU),
+        layers=select_layers(config.model, CPU),
         tokenizer_vocab_size=63,
         device=CPU,
         code=UserCode(),

@@ -55,7 +55,7 @@ def in_a_rank(arguments):
     from mb_trainer.bridge.training.eval import evaluate, evaluate_and_print_results
     from mb_trainer.bridge.training.gpt_step import forward_step
     from mb_trainer.bridge.training.state import GlobalState
-    from mb_trainer.run.model import build_model, model_groups, set_layers
+    from mb_trainer.run.model import build_model, model_groups, select_layers
     from mb_trainer.run.preflight import resolve_and_check
     from mb_trainer.run.user_code import UserCode
 
@@ -73,7 +73,7 @@ def in_a_rank(arguments):
         model = build_model(
             config,
             groups=groups,
-            layers=set_layers(config, cpu),
+            layers=select_layers(config.model, cpu),
             tokenizer_vocab_size=63,
             device=cpu,
             code=UserCode(),

@@ -16,7 +16,7 @@ from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
 from mb_models.trainer_api import Perplexity, all_logits, load_merged, measure_sets, require_text_family
 from mb_trainer.run.data import batch_form, batch_settings, build_datasets
-from mb_trainer.run.model import model_groups, set_layers
+from mb_trainer.run.model import model_groups, select_layers
 from mb_trainer.run.saved_run import SavedRun
 
 
@@ -92,9 +92,9 @@ def loaded_model(saved: SavedRun, *, tokenizer_vocab_size: int) -> Iterator[Any]
     config, world = saved.config, read_world(os.environ)
     device = pick_device(world)
     with model_groups(world, config, device=device) as groups:
-        layers = set_layers(config, device)
+        layers = select_layers(config.model, device)
         provider = family_of(config.model).provider(
-            config.model,
+            layers.section_of(config.model),
             layer_spec=layers.spec,
             device=device,
             tokenizer_vocab_size=tokenizer_vocab_size,

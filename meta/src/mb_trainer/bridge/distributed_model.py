@@ -43,7 +43,7 @@ from mb_trainer.config import (
 )
 from mb_trainer.hugging_face import copy_assets
 from mb_trainer.recipes.imported import imported_model
-from mb_trainer.run.model import set_layers
+from mb_trainer.run.model import select_layers
 from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.state import GlobalState
 
@@ -169,13 +169,14 @@ def provide_distributed_model(  # noqa: PLR0913 - the parameters of Megatron-Bri
         pg_collection = ProcessGroupCollection.use_mpu_process_groups()
     device = torch.device("cpu") if use_cpu_initialization else pick_device(read_world(os.environ))
     config = _checked(section)
-    layers = set_layers(config, device)
+    layers = select_layers(config.model, device)
+    built_section = layers.section_of(config.model)
     provider = family_of(section).provider(
-        config.model, layer_spec=layers.spec, device=device, tokenizer_vocab_size=None
+        built_section, layer_spec=layers.spec, device=device, tokenizer_vocab_size=None
     )
     chunks = provider.provide_chunks(pg_collection)
     for chunk in chunks:
-        chunk.section = config.model
+        chunk.section = built_section
     if isinstance(section, HuggingFaceSource) and section.hf_weights is not None:
         load_hf_weights(chunks, Path(section.hf_weights), pg_collection=pg_collection)
     hooks = [] if pre_wrap_hook is None else [pre_wrap_hook] if callable(pre_wrap_hook) else pre_wrap_hook

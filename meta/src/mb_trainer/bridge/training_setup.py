@@ -25,7 +25,7 @@ from mb_trainer.bridge.checkpointing import MANAGER, init_checkpointing_context,
 from mb_trainer.bridge.process_groups import get_pg_collection, initialize_megatron
 from mb_trainer.errors import UserCodeError
 from mb_trainer.run.data import batch_settings, build_datasets
-from mb_trainer.run.model import build_model, set_layers
+from mb_trainer.run.model import build_model, select_layers
 from mb_trainer.run.preflight import resolve_and_check
 from mb_trainer.run.state import GlobalState
 from mb_trainer.run.user_code import NO_CODE
@@ -90,7 +90,7 @@ def setup(
     )
     device = pick_device(world, external_mapping=config.dist.external_gpu_device_mapping)
     state.tokenizer = prepare_tokenizer(config.dataset, config.tokenizer)
-    layers = set_layers(config, device)
+    layers = select_layers(config.model, device)
     built = build_model(
         config,
         groups=groups,

@@ -1,6 +1,5 @@
 """`mb replay`: a step of a run again, as a `mb pretrain` command; mb-verify compares it with the run's metrics."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from mb_checkpoint import list_checkpoints
 from mb_config import difference_lines
 from mb_config.trainer_api import unattended_overrides
 from mb_metrics.trainer_api import RunFolder, changed_code
-from mb_trainer.commands.train import worker_arguments
+from mb_trainer.commands.train import pretrain_command
 from mb_trainer.errors import RunFolderError
 from mb_verify import ReplayPlan
 from mb_verify.trainer_api import ReplayOptions
@@ -20,9 +19,7 @@ def replay(path: Path, overrides: Sequence[str], options: ReplayOptions) -> int:
 
     def make_command(plan: ReplayPlan, processes: int, folder: Path) -> list[str]:
         settings = [str(run.run_config), *replay_overrides(plan, run, RunFolder(folder)), *overrides]
-        ranks = [f"--nproc={processes}"] if processes > 1 else []
-        given = [*ranks, *worker_arguments(settings, [], folder, False)]
-        return [sys.executable, "-m", "mb_trainer", "pretrain", *given]
+        return pretrain_command(settings, folder, processes=processes)
 
     if code := changed_code(run.events, {}):
         reason = "was trained with code of the user, which a replay does not load"

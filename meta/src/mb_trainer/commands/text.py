@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,20 +33,12 @@ def with_megatron(module: str) -> Any:
     return import_module(f"mb_trainer.{module}")
 
 
-def sample(
-    run: Path,
-    *,
-    prompts: Sequence[str],
-    tokens: int,
-    temperature: float,
-    seed: int,
-    chat: bool,
-    as_json: bool,
-) -> int:
-    """Print a text for each prompt and return the exit code. Under a launcher, every rank calls it."""
-    pieces = with_megatron("sampling").sample_run(
-        run, prompts=prompts, tokens=tokens, temperature=temperature, seed=seed, chat=chat, log=log
-    )
+def sample(run: Path, *, as_json: bool, **options: Any) -> int:
+    """Print a text for each prompt and return the exit code. Under a launcher, every rank calls it.
+
+    `options` are those of `sample_run`.
+    """
+    pieces = with_megatron("sampling").sample_run(run, **options, log=log)
     if not prints():
         deque(pieces, maxlen=0)
     elif as_json:

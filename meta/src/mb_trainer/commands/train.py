@@ -162,6 +162,15 @@ def worker_arguments(
     return [*options, "--", *arguments]
 
 
+def pretrain_command(
+    settings: Sequence[str], run: Path, *, files: Sequence[Path] = (), processes: int = 1
+) -> list[str]:
+    """Return the command of a run with these settings in a folder, for a command that measures or compares it."""
+    ranks = [f"--nproc={processes}"] if processes > 1 else []
+    given = worker_arguments(settings, files, run, False)
+    return [sys.executable, "-m", "mb_trainer", "pretrain", *ranks, *given]
+
+
 def launch(
     arguments: Sequence[str],
     *,

@@ -1,7 +1,6 @@
 """`mb verify-resume` and `mb drill`: starts of runs as `mb pretrain` commands; mb-verify records and compares them."""
 
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from mb_checkpoint.trainer_api import RUN_CHECKPOINTS, STEP_TRACKER
 from mb_config.trainer_api import length_overrides, unattended_overrides
 from mb_launch.trainer_api import require_single_process
-from mb_trainer.commands.train import worker_arguments
+from mb_trainer.commands.train import pretrain_command
 from mb_trainer.requests import read_request
 from mb_verify import RunStart
 from mb_verify.trainer_api import DrillOptions, ProofOptions
@@ -36,6 +35,5 @@ def start_overrides(start: RunStart) -> tuple[str, ...]:
 
 def start_command(start: RunStart, arguments: Sequence[str], *, files: Sequence[Path]) -> list[str]:
     """Return the command that makes one start of a run; its environment requests the recording."""
-    processes = [f"--nproc={start.processes}"] if start.processes > 1 else []
-    given = worker_arguments([*arguments, *start_overrides(start)], files, start.run, False)
-    return [sys.executable, "-m", "mb_trainer", "pretrain", *processes, *given]
+    settings = [*arguments, *start_overrides(start)]
+    return pretrain_command(settings, start.run, files=files, processes=start.processes)

@@ -27,28 +27,14 @@ def import_hf(folder: Path, out: Path) -> int:
     return 0
 
 
-def export_hf(
-    run: Path,
-    out: Path,
-    *,
-    adapters: bool,
-    merge: bool,
-    model_type: str | None,
-    part: ExportPart,
-    shard_bytes: int,
-) -> int:
-    """Write the newest checkpoint of a run as a Hugging Face folder, and return the exit code."""
+def export_hf(run: Path, out: Path, *, adapters: bool, part: ExportPart, **options: Any) -> int:
+    """Write the newest checkpoint of a run as a Hugging Face folder, and return the exit code.
+
+    `options` are further ones of `export_run`.
+    """
     require_usable(out, shared=part.count > 1)
-    step = converter().export_run(
-        run,
-        out,
-        adapters=adapters,
-        merge=merge,
-        model_type=model_type,
-        part=part,
-        shard_bytes=shard_bytes,
-        log=partial(print, file=sys.stderr),
-    )
+    log = partial(print, file=sys.stderr)
+    step = converter().export_run(run, out, adapters=adapters, part=part, log=log, **options)
     share = "" if part.count == 1 else f"part {part.index}/{part.count} of the "
     print(f"{share}{'adapters' if adapters else 'weights'} of step {step} in {out}")
     return 0

@@ -57,7 +57,7 @@ from mb_trainer.run.complete_run import report_complete
 from mb_trainer.run.data import batch_settings, build_datasets
 from mb_trainer.run.data_checks import kept_by_run
 from mb_trainer.run.folder_locks import locked_folders
-from mb_trainer.run.model import build_model, model_groups, set_layers
+from mb_trainer.run.model import build_model, model_groups, select_layers
 from mb_trainer.run.pretrained import save_assets
 from mb_trainer.run.settle import Job, compare_with_storage
 from mb_trainer.run.state import GlobalState
@@ -228,7 +228,7 @@ def wrapped_model(
 ) -> TrainingModel:
     """Build the model and its optimizer, with what overlap and CUDA graphs need before."""
     config = job.config
-    layers = set_layers(config, device)
+    layers = select_layers(config.model, device)
     start_user_buffers(config.model, micro_batch_size=config.train.micro_batch_size or 1)
     with wrapping_stream(config.model):
         return build_model(

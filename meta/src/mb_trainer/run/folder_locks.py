@@ -4,35 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from mb_checkpoint.trainer_api import exclusive_lock, shared_save_roots, writer_lock
+from mb_loop import CallbackContext
 from mb_trainer.run.run_folder import in_use_error
 from mb_trainer.run.settle import Job
-
-
-class StepContext(Protocol):
-    """Part of `mb_loop.CallbackContext` that is read."""
-
-    @property
-    def state(self) -> "StateLike":
-        """State of the run."""
-
-
-class StateLike(Protocol):
-    """State with counters."""
-
-    @property
-    def train_state(self) -> "CountersLike":
-        """The counters."""
-
-
-class CountersLike(Protocol):
-    """Counters of a run."""
-
-    @property
-    def step(self) -> int:
-        """Number of finished steps."""
 
 
 class FolderLocks:
@@ -74,7 +50,7 @@ class FolderLocks:
             self._stack.enter_context(exclusive_lock(folder, partial(in_use_error, self._job.folder)))
         self._locked[folder] = identity(folder)
 
-    def on_train_step_end(self, context: StepContext) -> None:
+    def on_train_step_end(self, context: CallbackContext) -> None:
         """Check the folders at each log interval."""
         if context.state.train_state.step % self._every == 0:
             self.restore()

@@ -52,13 +52,10 @@ def model_groups(
             yield groups
 
 
-def set_layers(config: ConfigContainer, device: torch.device) -> LayerChoice:
-    """Choose the layers of the model, and set their implementation in its section."""
-    model = config.model
+def select_layers(model: Any, device: torch.device) -> LayerChoice:
+    """Return the layers of a model section on a device, which on the CPU may be others than it names."""
     available = AvailableLayers(host=HOST_LAYERS)
-    layers = choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
-    model.transformer_impl = layers.implementation
-    return layers
+    return choose_layers(family_of(model), device, wanted=model.transformer_impl, available=available)
 
 
 def optimizer_overrides(config: ConfigContainer, chunks: list[Any]) -> dict[Any, Any]:

@@ -9,8 +9,8 @@ The steps of `settle_job`:
 4. `resume_status` finds the checkpoint to resume from; `changed_settings` compares with the run that is resumed.
 5. The current schedule replaces that of the checkpoint if settings of a resumed run have changed.
 
-The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field). `build.py` sets two more fields:
-`model.transformer_impl` once the device is known, and `checkpoint.ckpt_step` once the checkpoint is loaded.
+The configuration changes in steps 1, 2, 3 (finalized dataset) and 5 (one field). `build.py` resets one more field,
+`checkpoint.ckpt_step`, once the checkpoint is loaded.
 """
 
 import os

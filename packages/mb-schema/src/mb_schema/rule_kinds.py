@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from string import ascii_lowercase
 from typing import Any, Literal
@@ -143,6 +144,10 @@ def section_rule(  # noqa: PLR0913 (the fields of the record)
         )
 
     return of
+
+
+model_rule = partial(section_rule, "model")
+"""`section_rule` of the section with which most rules begin."""
 
 
 def _path(section: str, name: str) -> str:

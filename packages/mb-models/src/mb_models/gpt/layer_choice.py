@@ -1,9 +1,9 @@
 """Choice of layer implementation: Transformer Engine, Megatron's own layers, or layers for the CPU."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,15 @@ class LayerChoice:
     """Value of `model.transformer_impl` that makes the rules on these layers apply."""
     reason: str
     """Description of the layers, with the reason of the choice."""
+
+    def section_of(self, section: Any) -> Any:
+        """Return a model section with this implementation, from which its model is built; the section is not modified.
+
+        Without a GPU the implementation may be another than that of the section.
+        """
+        if section.transformer_impl == self.implementation:
+            return section
+        return replace(section, transformer_impl=self.implementation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

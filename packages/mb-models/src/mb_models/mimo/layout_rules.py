@@ -1,14 +1,11 @@
 """Rules on vision-language models with per-module parallelism; they apply only to different layouts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from string import ascii_lowercase
 from typing import Any
 
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule
-
-model_rule = partial(section_rule, "model")
 
 _LAYOUT = (
     "model.language_rank_offset",

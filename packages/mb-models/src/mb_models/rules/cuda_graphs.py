@@ -1,12 +1,8 @@
 """Rules on CUDA graphs: Megatron Core's own conditions, and settings that cannot be captured."""
 
-from functools import partial
-
 from mb_schema.cuda_graphs import FULL_ITERATION, captures_full_iteration, module_names
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 
 def _captured_modules(impl: str | None, modules: object) -> set[str]:

@@ -5,12 +5,11 @@ affect speed have a fallback. Without a GPU these settings are replaced when the
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 
 from mb_models.rules import transformer_engine as te_rules
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule
 
 KERNEL_MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -35,8 +34,6 @@ def kernel_facts(*, find: Callable[[str], object] = find_spec) -> dict[str, bool
     """
     return {fact: all(find(name) is not None for name in modules) for fact, modules in KERNEL_MODULES.items()}
 
-
-model_rule = partial(section_rule, "model")
 
 _USE_TE_LAYERS = "Set model.transformer_impl=transformer_engine"
 

@@ -1,11 +1,7 @@
 """Rules on fused kernels, offloading and the division of layers over stages."""
 
-from functools import partial
-
-from mb_schema.rule_kinds import excludes, requires, section_rule
+from mb_schema.rule_kinds import excludes, model_rule, requires
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 
 @model_rule(

@@ -1,11 +1,7 @@
 """Rules on settings that Megatron Core's local layers lack."""
 
-from functools import partial
-
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 IGNORED_BY_LOCAL_LAYERS = (
     "qk_l2_norm",

@@ -1,13 +1,9 @@
 """Rules on experts, router, load balancing and the exchange of tokens."""
 
-from functools import partial
-
 from mb_schema.gpu_capabilities import KNOWN, capability
 from mb_schema.gpu_names import find_short_name
-from mb_schema.rule_kinds import SET, among, excludes, in_range, no_effect, requires, section_rule
+from mb_schema.rule_kinds import SET, among, excludes, in_range, model_rule, no_effect, requires
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 
 @model_rule(

@@ -1,12 +1,9 @@
 """Rules on tensor, pipeline, expert and context parallelism."""
 
-from functools import partial
 from math import prod
 
-from mb_schema.rule_kinds import DEGREES, section_rule
+from mb_schema.rule_kinds import DEGREES, model_rule
 from mb_schema.rules import rules_in
-
-model_rule = partial(section_rule, "model")
 
 
 @model_rule(

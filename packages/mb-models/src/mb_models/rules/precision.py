@@ -1,13 +1,9 @@
 """Rules on number formats: Megatron Core's conditions on 8 and 4 bits, and what GPUs and libraries support."""
 
-from functools import partial
-
 from mb_schema.gpu_capabilities import unsupported_format
-from mb_schema.rule_kinds import excludes, requires, section_rule
+from mb_schema.rule_kinds import excludes, model_rule, requires
 from mb_schema.rules import Rule, rules_in
 from mb_schema.versions import at_least
-
-model_rule = partial(section_rule, "model")
 
 
 @model_rule(

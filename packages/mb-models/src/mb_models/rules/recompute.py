@@ -1,11 +1,7 @@
 """Rules on recomputation and offloading of activations."""
 
-from functools import partial
-
-from mb_schema.rule_kinds import SET, excludes, other_than, requires, section_rule
+from mb_schema.rule_kinds import SET, excludes, model_rule, other_than, requires
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of any layer that can be recomputed."""

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 
 from mb_models.config import GPTModelConfig
 from mb_models.rules.widths import has_attention
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 UNSUPPORTED_FIELDS = {
     "experimental_attention_variant": "its layers need a separate block specification",

@@ -4,13 +4,10 @@ The largest trained models have about 10**12 parameters; every limit is at least
 """
 
 from collections.abc import Mapping
-from functools import partial
 from math import prod
 
-from mb_schema.rule_kinds import at_most, in_range, lettered, section_rule, within
+from mb_schema.rule_kinds import at_most, in_range, lettered, model_rule, within
 from mb_schema.rules import Rule
-
-model_rule = partial(section_rule, "model")
 
 _LAYERS, _WIDTH, _EXPERTS, _TOKENS, _ENTRIES, _PARAMETERS = 10_000, 2**20, 2**16, 10**9, 10**8, 10**15
 

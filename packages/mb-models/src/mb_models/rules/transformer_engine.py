@@ -6,13 +6,10 @@ applies.
 """
 
 from collections.abc import Mapping
-from functools import partial
 
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
-
-model_rule = partial(section_rule, "model")
 
 _INSTALL = "Install Transformer Engine"
 

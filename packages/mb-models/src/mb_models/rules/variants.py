@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
-from mb_schema.rule_kinds import above, excludes, in_range, other_than, requires, section_rule
+from mb_schema.rule_kinds import above, excludes, in_range, model_rule, other_than, requires
 from mb_schema.rules import Rule, rules_in
 
 PARTS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
@@ -46,9 +45,6 @@ def _repeated(text: str, pattern: str) -> str:
             f"{MAX_PARTS:,}. Correct it."
         )
     return re.sub(pattern, lambda match: match[1] * int(match[2]), text)
-
-
-model_rule = partial(section_rule, "model")
 
 
 @model_rule(

@@ -1,12 +1,9 @@
 """Rules on widths that tensor-parallel ranks share evenly, and on combinations that no Megatron Core layer supports."""
 
 from collections.abc import Sequence
-from functools import partial
 
-from mb_schema.rule_kinds import SET, excludes, section_rule
+from mb_schema.rule_kinds import SET, excludes, model_rule
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
 
 
 def _not_shared_evenly(width: int | None, ranks: int) -> bool:

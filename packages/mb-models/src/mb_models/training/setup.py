@@ -6,7 +6,7 @@ schedules, the scheduler.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -120,7 +120,6 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
     tokenizer_vocab_size: int | None = None,
     pre_wrap_hook: WrapHook | Sequence[WrapHook] | None = None,
     post_wrap_hook: WrapHook | Sequence[WrapHook] | None = None,
-    family: Family | None = None,
     seed: int = 1234,
 ) -> TrainingModel:
     """Build a model for training, with its optimizer and scheduler.
@@ -139,7 +138,6 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         pre_wrap_hook: called with this rank's chunks before they are wrapped (`PEFT.install`); modifies them in place,
             or returns others as a list. Of several, each is called with the chunks that the previous one returned.
         post_wrap_hook: the same with the wrapped chunks, before the optimizer is built.
-        family: a custom family; None: that of the section.
         seed: seed of the weights with `ModuleGroups`; otherwise weights come from the seeded generators.
 
     Raises:
@@ -147,9 +145,7 @@ def build_training_model(  # noqa: PLR0913 (parts of a run, each by name)
         ModelConfigError: the model, or a hook on modules with per-module parallelism, is not supported.
         mb_models.rules.fsdp.FsdpError: the model cannot be sharded as configured.
     """
-    parts = _ModelParts.of(
-        section, family=family, layers=layers, device=device, tokenizer_vocab_size=tokenizer_vocab_size
-    )
+    parts = _ModelParts.of(section, layers=layers, device=device, tokenizer_vocab_size=tokenizer_vocab_size)
     ddp = DataParallelSetup() if ddp is None else ddp
     if isinstance(groups, ModuleGroups):
         _reject_hook(pre_wrap_hook=pre_wrap_hook, post_wrap_hook=post_wrap_hook)
@@ -175,23 +171,20 @@ class _ModelParts:
         cls,
         section: Any,
         *,
-        family: Family | None,
         layers: LayerChoice | None,
         device: torch.device,
         tokenizer_vocab_size: int | None,
     ) -> "_ModelParts":
-        """Choose family and layers unless they are given, and set the layer implementation in the section."""
-        family = family_of(section) if family is None else family
+        """Choose the layers unless they are given, and set their implementation in the section."""
+        family = family_of(section)
         if layers is None:
             layers = choose_layers(family, device, wanted=section.transformer_impl)
-        if section.transformer_impl != layers.implementation:
-            section = replace(section, transformer_impl=layers.implementation)
         options = {
             "layer_spec": layers.spec,
             "device": device,
             "tokenizer_vocab_size": tokenizer_vocab_size,
         }
-        return cls(section=section, family=family, layers=layers, options=options)
+        return cls(section=layers.section_of(section), family=family, layers=layers, options=options)
 
     def parameter_count(self, chunks: list[Any], *, vocab_size: int, groups: ProcessGroupCollection) -> int:
         """Return the number of parameters of the complete model, from unwrapped chunks. Collective."""

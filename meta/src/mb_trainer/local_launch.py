@@ -1,28 +1,39 @@
 """Local launch of `mb ... --nproc N`, with Megatron Core imported once for all ranks. Imports torch."""
 
 import signal
+import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from runpy import run_module
 
 import mb_guard
 import mb_host
-from mb_launch import ForkedProgram, LaunchResult, launch_local
+from mb_launch import ForkedProgram, launch_local
+from mb_metrics import write_missing_stop
+from mb_metrics.trainer_api import RunFolder
+from mb_resilience.trainer_api import newest_report
 
 PRELOADED = ("mb_trainer.run.build", "mb_models.gpt.provider", "mb_checkpoint.mcore", "torch._dynamo")
 """Modules whose imports nearly every run needs."""
 
 
-def launch_mb(
+def launch(
     arguments: Sequence[str],
     *,
     processes: int,
-    port: int | None = None,
-    exit_signal: int = signal.SIGTERM,
-    numa_binding: bool = True,
-) -> LaunchResult:
-    """Run `mb ARGUMENTS` in several local processes and wait for them; see `mb_launch.launch_local`."""
-    return launch_local(
+    port: int | None,
+    exit_signal: int,
+    folder: RunFolder,
+    numa_binding: bool,
+) -> int:
+    """Run `mb ARGUMENTS` in several local processes, wait for them, and report their failure; return the exit code.
+
+    See `mb_launch.launch_local`. OMP_NUM_THREADS is set before this module is imported. `folder` is that of the run,
+    whose events record a failure.
+    """
+    began = time.time()
+    ended = launch_local(
         ["-m", "mb_trainer", *arguments],
         processes=processes,
         port=port,
@@ -30,6 +41,15 @@ def launch_mb(
         numa_binding=numa_binding,
         fork=ForkedProgram(argv=("mb", *arguments), main=run_mb, preload=preload),
     )
+    # all processes have ended: a late signal must not change the exit code
+    signal.signal(exit_signal, signal.SIG_IGN)
+    if ended.failure is not None:
+        hang = newest_report(folder.path, since=began)
+        found = "" if hang is None else f"{hang}; then "
+        print(f"error: {found}{ended.failure.text}", file=sys.stderr)
+        message = f"{found}{ended.failure.message}"
+        write_missing_stop(folder.events, metrics=folder.metrics, message=message)
+    return ended.exit_code
 
 
 def preload() -> None:

@@ -2,9 +2,7 @@
 
 import os
 import shlex
-import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -17,9 +15,8 @@ from mb_checkpoint.trainer_api import require_weights
 from mb_config.trainer_api import ConfigRequest
 from mb_launch import read_world, requested_port, set_omp_threads
 from mb_launch.trainer_api import at_work, require_single_process, torchrun_environment
-from mb_metrics import write_missing_stop
-from mb_metrics.trainer_api import RankConsole, RunFolder, bench_callbacks
-from mb_resilience.trainer_api import keep_run_alive, newest_report, prepare_environment
+from mb_metrics.trainer_api import RankConsole, bench_callbacks
+from mb_resilience.trainer_api import keep_run_alive, prepare_environment
 from mb_schema.secrets import masked_argument
 from mb_trainer.commands.errors import reported
 from mb_trainer.commands.megatron_run import take_over
@@ -71,7 +68,9 @@ def pretrain(
         return 0
     port = requested_port(os.environ)
     os.environ[RESUME_COMMAND] = typed(os.environ)
-    return launch(
+    set_omp_threads(os.environ, processes=nproc)  # torch, and with it the ranks, reads it at its import
+    local = import_module("mb_trainer.local_launch")  # imports torch, therefore only after all checks
+    ended: int = local.launch(
         [command, *worker_arguments(arguments, files, out, resume_with_changes, trust)],
         processes=nproc,
         port=port,
@@ -80,6 +79,7 @@ def pretrain(
         # a launcher that maps GPUs itself gives each process a different GPU as its first one
         numa_binding=numa_binding and not request.config.dist.external_gpu_device_mapping,
     )
+    return ended
 
 
 def pretrain_from_megatron_lm(
@@ -169,33 +169,3 @@ def pretrain_command(
     ranks = [f"--nproc={processes}"] if processes > 1 else []
     given = worker_arguments(settings, files, run, False)
     return [sys.executable, "-m", "mb_trainer", "pretrain", *ranks, *given]
-
-
-def launch(
-    arguments: Sequence[str],
-    *,
-    processes: int,
-    port: int | None,
-    exit_signal: int = signal.SIGTERM,
-    folder: RunFolder | None = None,
-    numa_binding: bool = True,
-) -> int:
-    """Start the processes, wait for them, and report their failure if there is one. Return the exit code."""
-    set_omp_threads(os.environ, processes=processes)
-    began = time.time()
-    local = import_module("mb_trainer.local_launch")  # imports torch, therefore only after all checks
-    ended = local.launch_mb(
-        arguments, processes=processes, port=port, exit_signal=exit_signal, numa_binding=numa_binding
-    )
-    # all processes have ended: a late signal must not change the exit code
-    signal.signal(exit_signal, signal.SIG_IGN)
-    if ended.failure is not None:
-        hang = None if folder is None else newest_report(folder.path, since=began)
-        print(
-            f"error: {ended.failure.text if hang is None else f'{hang}; then {ended.failure.text}'}",
-            file=sys.stderr,
-        )
-        if folder is not None:
-            message = ended.failure.message if hang is None else f"{hang}; then {ended.failure.message}"
-            write_missing_stop(folder.events, metrics=folder.metrics, message=message)
-    return int(ended.exit_code)

@@ -129,7 +129,7 @@ def read_machine(folder: Path) -> Machine:
         glibc=" ".join(platform.libc_ver()).strip(),
         python=platform.python_version(),
         cpus=_usable_cpus(),
-        memory_gib=_meminfo_gib("MemTotal"),
+        memory_gib=_memory_gib(),
         memory_limit_gib=_container_limit_gib(),
         shared_memory_gib=_size_gib(Path("/dev/shm")),
         open_files=_soft_limit(resource.RLIMIT_NOFILE),
@@ -154,8 +154,8 @@ def _read(path: str) -> str:
         return ""
 
 
-def _meminfo_gib(name: str) -> float | None:
-    found = re.search(rf"^{name}:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+def _memory_gib() -> float | None:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
     return round(int(found[1]) / 2**20, 1) if found else None
 
 

@@ -5,7 +5,7 @@ ImportError, or its optimizers and layers fail in the first step.
 """
 
 import sys
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from types import ModuleType
 from typing import cast
 
@@ -31,21 +31,13 @@ GPU_PACKAGES = (
 """Top-level modules whose kernels require a GPU and that Megatron Core tries to import."""
 
 
-def hide_packages(
-    names: Iterable[str] = GPU_PACKAGES, *, modules: MutableMapping[str, ModuleType | None] | None = None
-) -> None:
-    """Make the import of packages fail with ModuleNotFoundError in this process, as if they were not installed.
+def hide_packages() -> None:
+    """Make the import of `GPU_PACKAGES` fail with ModuleNotFoundError in this process, as if they were not installed.
 
     None in `sys.modules` is Python's marker for that; `importlib.util.find_spec` also returns None for it. Modules that
     are already loaded remain valid where they are referenced, and cannot be imported again.
-
-    Args:
-        names: top-level names.
-        modules: table of loaded modules; None: `sys.modules`.
     """
-    loaded_modules = cast("MutableMapping[str, ModuleType | None]", sys.modules)
-    table = loaded_modules if modules is None else modules
-    hidden = set(names)
-    loaded = {name for name in table if name.partition(".")[0] in hidden}
-    for name in hidden | loaded:
-        table[name] = None
+    modules = cast("MutableMapping[str, ModuleType | None]", sys.modules)
+    loaded = {name for name in modules if name.partition(".")[0] in GPU_PACKAGES}
+    for name in {*GPU_PACKAGES, *loaded}:
+        modules[name] = None

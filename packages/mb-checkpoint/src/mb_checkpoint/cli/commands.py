@@ -61,7 +61,7 @@ def verify(folder: Path, *, as_json: bool) -> int:
     """Read every file of every checkpoint. Return 0 if all are intact, otherwise 1; raises as `verify_checkpoint`."""
     root = _checkpoints_of(folder)
     total = sum(checkpoint.total_bytes for checkpoint in list_checkpoints(root) if not checkpoint.unfinished)
-    with byte_progress("verifying", total or 1) as progress:
+    with byte_progress(total or 1) as progress:
         problems_by_path = verify_checkpoint(root, progress=progress)
     lines = [f"{path}: {'; '.join(problems) or 'intact'}" for path, problems in problems_by_path.items()]
     lines += [f"{note.path}: {note.text}" for note in check_trackers(root) if not note.damaged]

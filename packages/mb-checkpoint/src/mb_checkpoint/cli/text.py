@@ -80,13 +80,13 @@ def format_bytes(count: int) -> str:
 
 
 @contextmanager
-def byte_progress(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function that adds a number of bytes to a progress bar, which is shown if stdout is a terminal."""
+def byte_progress(total: int) -> Iterator[Callable[[int], object]]:
+    """Yield a function that adds a number of verified bytes to a progress bar, shown if stdout is a terminal."""
     console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
         yield lambda _count: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(label, total=total)
+        task = progress.add_task("verifying", total=total)
         yield lambda count: progress.advance(task, count)

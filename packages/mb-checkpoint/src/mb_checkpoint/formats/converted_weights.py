@@ -20,14 +20,13 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "M
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "SLURM_", "GROUP_", "ROLE_", "MB_ERROR_", "MB_VERIFY_")
 
 
-def converted_directory(folder: Path, *, environment: Mapping[str, str] | None = None) -> Path:
+def converted_directory(folder: Path) -> Path:
     """Return the folder of the checkpoint that a Hugging Face folder is converted to; it need not exist.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    environment = os.environ if environment is None else environment
-    cache = Path(environment.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
+    cache = Path(os.environ.get("MB_CACHE_DIR") or "~/.cache/mb-trainer").expanduser()
     content = hashlib.sha256((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         facts = file.stat()
@@ -46,7 +45,6 @@ def convert_once(
     *,
     command: Sequence[str],
     log: Callable[[str], object],
-    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Convert the Hugging Face folder that a configuration names, unless it is converted or is no such folder.
 
@@ -57,7 +55,6 @@ def convert_once(
         named: Value of `checkpoint.pretrained_checkpoint`.
         command: Program that converts, called with the folder, `--out` and the folder that receives `checkpoints`.
         log: Receives a line before the conversion.
-        environment: Environment of the child process; None: `os.environ`.
 
     Raises:
         WeightConversionError: The program failed; the message is the end of its output.
@@ -65,8 +62,7 @@ def convert_once(
     """
     if named is None or not is_convertible(Path(named)):
         return
-    environment = os.environ if environment is None else environment
-    target = converted_directory(Path(named), environment=environment)
+    target = converted_directory(Path(named))
     if why_not_a_checkpoint(target) is None:
         return
     folder = target.parent
@@ -79,7 +75,7 @@ def convert_once(
         log(f"converting {named} into Megatron's layout, once; it is kept in {folder}")
         ended = subprocess.run(
             [*command, named, "--out", str(folder)],
-            env=environment_of_child(environment),
+            env=environment_of_child(os.environ),
             capture_output=True,
             text=True,
             check=False,

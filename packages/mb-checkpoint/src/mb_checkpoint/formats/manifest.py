@@ -19,6 +19,8 @@ from mb_schema.file_names import FileNameError, checked_name, path_inside
 FORMAT = 2
 """Version of the file. Version 1 had a key `sha256` in place of `checksum` for each file, and is still read."""
 CHUNK_BYTES = 1 << 20
+READING_THREADS = 4
+"""Number of files that are read concurrently."""
 LARGEST = 16 << 20
 """Bytes of the largest manifest.json that is read: about 100,000 files."""
 _LARGEST_NUMBER = 2**63
@@ -226,7 +228,6 @@ def find_hash_mismatches(
     directory: Path,
     entries: Iterable[FileEntry],
     *,
-    threads: int = 4,
     progress: Callable[[int], object] = lambda _bytes: None,
 ) -> list[str]:
     """Compare the checksums of files with the manifest; return a line for each file that differs or is unreadable.
@@ -234,7 +235,6 @@ def find_hash_mismatches(
     Args:
         directory: The checkpoint folder.
         entries: Entries to compare, all of a manifest or a share of them.
-        threads: Number of files that are read concurrently.
         progress: Called with the number of bytes of each chunk, by one thread at a time.
     """
     lock = Lock()
@@ -257,7 +257,7 @@ def find_hash_mismatches(
             return f"{entry.name} cannot be read ({error.strerror})"
         return None if actual == entry else f"{entry.name} differs from the manifest (checksum)"
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         return [line for line in pool.map(problem, list(entries)) if line is not None]
 
 

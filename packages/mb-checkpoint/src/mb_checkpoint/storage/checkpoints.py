@@ -96,7 +96,6 @@ def upload_checkpoint(
     retain_interval: int | None = None,
     owner: StorageOwner | None = None,
     shared: bool = False,
-    progress: Callable[[int], object] = lambda _bytes: None,
 ) -> Upload:
     """Copy a checkpoint to a storage, make it the one to resume from, and delete old ones of its run there.
 
@@ -110,7 +109,6 @@ def upload_checkpoint(
         retain_interval: Multiples of this step are never deleted.
         owner: Result of `claim_storage`; None: the storage must be empty, or that of the run of the checkpoint.
         shared: The ranks have copied and compared all files with `upload_share`; those that are listed are not read.
-        progress: Called with the size of each file that was copied, in any thread.
 
     Raises:
         StorageError: The storage failed or belongs to another run, or the checkpoint has no intact manifest. Older
@@ -132,7 +130,6 @@ def upload_checkpoint(
 
         def put(entry: FileEntry) -> None:
             storage.put(_file_in(checkpoint, entry.name), f"{folder}/{entry.name}")
-            progress(entry.size)
 
         _in_threads(put, copied)
         storage.put(checkpoint / MANIFEST, f"{folder}/{MANIFEST}")
@@ -323,7 +320,6 @@ def fetch_files(
     target: Path,
     *,
     entries: Iterable[FileEntry] | None = None,
-    progress: Callable[[int], object] = lambda _bytes: None,
 ) -> list[str]:
     """Copy files of a checkpoint to a folder, without its manifest; return a line for each that is not intact.
 
@@ -332,7 +328,6 @@ def fetch_files(
         storage: The storage.
         target: Existing folder.
         entries: Files to copy; None: all of them.
-        progress: Called with the size of each file, in any thread.
 
     Raises:
         StorageError: The storage failed.
@@ -348,7 +343,6 @@ def fetch_files(
         with file.open("wb") as stream:
             actual = hash_chunks(chunks, like=entry, each=stream.write)
         fsync_path(file)
-        progress(entry.size)
         return None if actual == entry else f"{entry.name} differs from the manifest (checksum)"
 
     requested = list(stored.manifest.files if entries is None else entries)

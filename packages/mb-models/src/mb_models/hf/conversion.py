@@ -88,18 +88,15 @@ def memory_mapped_model(
     groups: ProcessGroupCollection,
     layer_spec: StackSpec,
     folder: Path,
-    dtype: torch.dtype | None = None,
-    tokenizer_vocab_size: int | None = None,
 ) -> Iterator[Any]:
     """Build a complete model on the host with parameters of 0 in files below `folder`; remove the files at the end.
 
     Args:
-        section: model section without parallelism (`mb_models.training.unsharded.unshard`); not modified.
+        section: model section without parallelism (`mb_models.training.unsharded.unshard`), with a vocabulary size; not
+            modified.
         groups: process groups of one rank each.
         layer_spec: layers for the CPU.
         folder: folder on a disk with space for the parameters; created if it does not exist.
-        dtype: floating-point type of the parameters; None: that in which the model is trained.
-        tokenizer_vocab_size: entries of the tokenizer; required if the section sets no vocabulary size.
     """
     local = replace(section, transformer_impl="local", perform_initialization=False)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,11 +105,11 @@ def memory_mapped_model(
             local,
             layer_spec=layer_spec,
             device=torch.device("cpu"),
-            tokenizer_vocab_size=tokenizer_vocab_size,
+            tokenizer_vocab_size=None,
         )
         [chunk] = provider.provide_chunks(groups)
         for value in chunk.parameters():  # not buffers: the biases of routers are float32 in every model
-            value.data = value.data.to(dtype or weights_dtype(section))
+            value.data = value.data.to(weights_dtype(section))
         memory_map_parameters([chunk], Path(pages))
         yield chunk
 

@@ -143,4 +143,15 @@ def evaluate(
         raise typer.BadParameter(
             "applies to the held-out data of the run, not to --tasks", param_hint="--all"
         )
-    exit_with(lambda: command("tasks").evaluate(run, options, as_json=as_json))
+    exit_with(
+        lambda: command("tasks").evaluate(
+            run,
+            options.names,
+            limit=options.limit,
+            num_fewshot=options.num_fewshot,
+            batch_size=options.batch_size or 16,
+            chat=options.chat,
+            bos=options.bos,
+            as_json=as_json,
+        )
+    )

@@ -3,14 +3,13 @@
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mb_trainer.cli.text import TaskOptions
 from mb_trainer.commands.text import log, prints, table_lines, with_megatron
 from mb_trainer.errors import TrainerError
 
@@ -80,21 +79,28 @@ def without_bars() -> Iterator[None]:
         yield
 
 
-def evaluate(run: Path, options: TaskOptions, *, as_json: bool) -> int:
+def evaluate(
+    run: Path,
+    tasks: Sequence[str],
+    *,
+    limit: int | None,
+    num_fewshot: int | None,
+    batch_size: int,
+    chat: bool,
+    bos: bool,
+    as_json: bool,
+) -> int:
     """Evaluate a run on tasks, print the metrics on the first rank, and return the exit code.
 
     The tasks are loaded before the model.
     """
     tasks_module = harness()
     with without_bars():
-        loaded = tasks_module.load_tasks(options.names)
-    settings = tasks_module.TaskSettings(
-        limit=options.limit, num_fewshot=options.num_fewshot, chat=options.chat
-    )
+        loaded = tasks_module.load_tasks(tasks)
+    settings = tasks_module.TaskSettings(limit=limit, num_fewshot=num_fewshot, chat=chat)
     progress = BatchProgress()
     open_lm = with_megatron("lm_eval").open_lm
-    size = options.batch_size or 16
-    with open_lm(run, batch_size=size, bos=options.bos, log=log, progress=progress) as lm:
+    with open_lm(run, batch_size=batch_size, bos=bos, log=log, progress=progress) as lm:
         with without_bars():
             results = tasks_module.evaluate_tasks(lm, loaded, settings)
         step = lm.get_model_info()["step"]

@@ -63,3 +63,12 @@ def test_a_resumed_run_equals_a_straight_one_bit_for_bit(layout, request, tmp_pa
     ]
     assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
     assert [record.notes for _, _, record in after] == [()] * len(after)
+
+
+def test_a_weight_that_never_had_a_gradient_is_resumed_without_optimizer_state(one_rank, tmp_path):
+    shape, folder = {"plain": True, "unused": "module.decoder.final_layernorm.weight"}, str(tmp_path)
+    ((_, straight),) = one_rank.run(rank_work.train_uninterrupted, shape, 4)
+    one_rank.run(rank_work.first_part, shape, {"save": folder}, 2)
+    ((_, resumed, loaded),) = one_rank.run(rank_work.second_part, shape, {"load": folder}, 2)
+    assert resumed == straight
+    assert loaded.notes == ("optimizer: the checkpoint holds no state of 1 parameters; theirs starts fresh",)

@@ -100,6 +100,8 @@ class Shape:
     seed: int = 1234
     plain: bool = False
     """Use an optimizer of torch itself."""
+    unused: str | None = None
+    """Name of a parameter whose gradient the optimizer of torch does not get."""
     adam: str = "torch"
     """Implementation of Adam that Megatron finds; see `fused_adam`."""
 
@@ -187,8 +189,9 @@ class TinyRun:
             micro_batch_size=MICRO_BATCH,
         )
         if self.shape.plain:
-            for parameter in self.weights().values():
-                parameter.grad = parameter.main_grad
+            for name, parameter in self.weights().items():
+                if name != self.shape.unused:
+                    parameter.grad = parameter.main_grad
         self.optimizer.step()
         self.scheduler.step(increment=GLOBAL_BATCH)
         counters = self.state.train_state

@@ -29,6 +29,7 @@ from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.param_remainders import request_stored_types
+from mb_checkpoint.megatron.torch_optimizer import leave_out_unstored
 from mb_checkpoint.state import extra_state
 from mb_checkpoint.state.adapters import apply_peft_adapter_filter_to_state_dict, reject_empty_selection
 from mb_checkpoint.state.rerun_state import RERUN_KEY, rerun_request, take_over
@@ -155,6 +156,12 @@ class StateRestorer:
             )
             for part in parts_of(requested):
                 part.get("optimizer", part)["state"].clear()
+        elif isinstance(self._ctx.optimizer, Optimizer) and self._contents.dtypes:
+            fresh = leave_out_unstored(requested, self._contents.dtypes)
+            if fresh:
+                self._leave(
+                    f"optimizer: the checkpoint holds no state of {fresh} parameters; theirs starts fresh"
+                )
         return requested
 
     def _read_checkpoint(self, requested: dict[str, Any], reads: VerifiedReads) -> dict[str, Any]:

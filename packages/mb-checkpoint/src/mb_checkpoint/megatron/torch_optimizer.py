@@ -1,7 +1,7 @@
 """State of a plain torch optimizer of a Megatron Core model, sharded as the parameters are."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,22 @@ from mb_checkpoint.errors import CheckpointLayoutError
 
 COMMON_STEP = "common_step"
 """Key of the number of steps, which Megatron Core stores once for all parameters."""
+
+
+def leave_out_unstored(requested: dict[str, Any], stored: Collection[str]) -> int:
+    """Remove the state of each parameter of which nothing is stored, in place; return the number of these parameters.
+
+    A trainable parameter that never had a gradient has no state when it is saved.
+    """
+    state = requested["state"]
+    lacking = [
+        number
+        for number, values in state.items()
+        if number != COMMON_STEP and values and not any(value.key in stored for value in values.values())
+    ]
+    for number in lacking:
+        del state[number]
+    return len(lacking)
 
 
 class TorchOptimizerState:

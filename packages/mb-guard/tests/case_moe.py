@@ -10,9 +10,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_utils import pad_routing_map
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
-from tiny_gpt import EXPERTS, LENGTH, batch, gpt, gradients, rows, start
+from tiny_gpt import EXPERTS, LENGTH, batch, forward_step, gpt, gradients, rows, start
 
 import mb_guard
+from mb_guard.errors import TokenCountError
 from mb_host.megatron.hybrid import host_hybrid_spec
 
 
@@ -40,6 +41,21 @@ def under_masks(fault: str | None, settings: dict[str, Any]) -> list[float]:
             mask[:, :tokens] = 1
             found.append(balancing(settings, batch(mask)))
     return [float((each * found[0]).sum() / found[0].square().sum()) for each in found]
+
+
+def own_divisor(divisor: int, settings: dict[str, Any]) -> str:
+    """Return the error of a loss function that returns a number for two rows of which each token is in the loss."""
+    start()
+
+    def step(iterator: Any, model: Any) -> tuple[Any, Any]:
+        output, _ = forward_step(iterator, model)
+        return output, lambda losses: (losses.sum(), torch.tensor(divisor, dtype=torch.int), {})
+
+    try:
+        gradients(gpt(**settings, calculate_per_token_loss=True), [batch(torch.ones(2, LENGTH))], step)
+    except TokenCountError as error:
+        return str(error)
+    return ""
 
 
 def padded(fault: str | None, settings: dict[str, Any]) -> float:

@@ -8,6 +8,7 @@ BALANCED = [
     {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.5},
     {"moe_router_load_balancing_type": "none", "moe_z_loss_coeff": 0.05},
 ]
+EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": 24, "moe_token_dispatcher_type": "alltoall"}
 IDS = ["aux", "seq", "global", "z"]
 
 
@@ -17,6 +18,27 @@ def test_balancing_does_not_depend_on_the_loss_mask(settings, run_case):
     [wrong] = run_case("case_moe.py", "under_masks", "balancing-under-loss-masks", settings)
     assert right == pytest.approx([1, 1, 1, 1], abs=1e-4)
     assert wrong == pytest.approx([1, 2, 4, 8], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "settings", "rejected"),
+    [
+        (2, {**EXPERTS, **BALANCED[0]}, True),
+        (2, {"mtp_num_layers": 1}, True),
+        (2, EXPERTS, False),
+        (32, {**EXPERTS, **BALANCED[0]}, False),
+    ],
+    ids=["balanced", "mtp", "not balanced", "tokens"],
+)
+def test_a_divisor_other_than_the_tokens_is_rejected_with_losses_of_the_model(
+    divisor, settings, rejected, run_case
+):
+    [message] = run_case("case_moe.py", "own_divisor", divisor, settings)
+    assert (
+        message.startswith("loss function: has returned 2 tokens in a step of which the loss masks hold 32")
+        is rejected
+    )
+    assert bool(message) is rejected
 
 
 @pytest.mark.parametrize("settings", [BALANCED[1], BALANCED[3]], ids=["seq", "z"])

@@ -1,6 +1,6 @@
 """A tiny GPT and a training step on it as in Megatron-LM's `pretrain_gpt.py`, for functions that ranks run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,12 +104,16 @@ def forward_step(iterator: Iterator[Mapping[str, torch.Tensor]], model: Any) -> 
     return losses, partial(masked_sum, part["loss_mask"])
 
 
-def gradients(model: GPTModel, microbatches: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def gradients(
+    model: GPTModel,
+    microbatches: Sequence[Mapping[str, torch.Tensor]],
+    step: Callable[..., tuple[Any, Any]] = forward_step,
+) -> dict[str, torch.Tensor]:
     """Return the gradient of each parameter after a step over microbatches, as the optimizer reads it."""
     wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
     model.config.finalize_model_grads_func = finalize_model_grads
     get_forward_backward_func()(
-        forward_step_func=forward_step,
+        forward_step_func=step,
         data_iterator=iter(microbatches),
         model=[wrapped],
         num_microbatches=len(microbatches),

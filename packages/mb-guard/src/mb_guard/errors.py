@@ -26,3 +26,7 @@ class KnownFaultError(GuardError, ValueError):
 
 class UnreadableSettingsError(GuardError, ValueError):
     """A script or configuration cannot be read."""
+
+
+class TokenCountError(GuardError, ValueError):
+    """A loss function returns another number of tokens than its loss masks hold."""

@@ -3,14 +3,17 @@
 With `calculate_per_token_loss` Megatron divides all gradients by the tokens in the loss, N, at the end of the step.
 Losses that are means over other tokens must be multiplied by N divided by the number of those tokens. Both numbers are
 sums over the step and all replicas, but the backward pass of the first microbatch needs them. So the last pipeline
-stage reads the microbatches of the step in advance, as Megatron's full-iteration graphs do.
+stage reads the microbatches of the step in advance, as Megatron's full-iteration graphs do. N is taken from the loss
+masks; a loss function that returns another number is an error, because it is known after the last forward pass only.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from mb_guard.errors import TokenCountError
 from mb_guard.fault import Function, Patch
 
 
@@ -27,13 +30,15 @@ class StepTokens:
     """Tokens of a router that are not padding, in the main model and in multi-token prediction (mean over depths)."""
     scale: tuple[Any, Any]
     """Tokens in the loss for each token of a router; 1 if unknown."""
+    microbatches: int
+    """Microbatches of the step, of all replicas."""
 
     @classmethod
-    def of(cls, in_loss: Any, valid: Any) -> "StepTokens":
+    def of(cls, in_loss: Any, valid: Any, *, microbatches: int) -> "StepTokens":
         """Return the numbers, `valid` being the tokens that are not padding by depth: those with a token ahead."""
         routed = valid[0], valid[1:].mean()
         scale = (in_loss[0] / routed[0]).nan_to_num(nan=1.0), (in_loss[0] / routed[1]).nan_to_num(nan=1.0)
-        return cls(in_loss, routed, scale)
+        return cls(in_loss, routed, scale, microbatches)
 
 
 # Routers and the loss of multi-token prediction are called through the layers of a model, which pass no state.
@@ -63,12 +68,62 @@ def count_tokens_first(schedule: Function) -> Function:
             return schedule(**arguments)
         _steps.append(counted)
         try:
-            return schedule(**arguments)
+            with _same_divisor(arguments, counted):
+                return schedule(**arguments)
         finally:
             _steps.pop()
 
     patched.counts_tokens_first = True  # type: ignore[attr-defined]
     return patched
+
+
+_divisors: list[Any] = []
+"""Number by which Megatron has divided the last step, and tokens in the loss of all replicas: `[2]`, not compared."""
+
+
+@contextmanager
+def _same_divisor(arguments: Mapping[str, Any], counted: StepTokens) -> Iterator[None]:
+    """Reject a step whose gradients Megatron divides by another number than the tokens of the loss masks.
+
+    On a CPU the step itself; on a device at the start of the next step, so that the host does not wait for this one.
+    """
+    import torch
+    from megatron.core.utils import get_model_config
+
+    model = arguments["model"]
+    config = get_model_config(model[0] if isinstance(model, list) else model)
+    finalize, tokens = config.finalize_model_grads_func, counted.in_loss[0] * counted.microbatches
+    if finalize is None or (tokens.is_cuda and torch.cuda.is_current_stream_capturing()):
+        yield
+        return
+    _compare_divisors()
+
+    def observed(chunks: Any, num_tokens: Any = None, *inputs: Any, **options: Any) -> None:
+        finalize(chunks, num_tokens, *inputs, **options)
+        if num_tokens is not None:  # Megatron has added those of all ranks, in place
+            _divisors[:] = [torch.stack([num_tokens.double(), tokens.double()])]
+
+    config.finalize_model_grads_func = observed
+    try:
+        yield
+    finally:
+        config.finalize_model_grads_func = finalize
+    if not tokens.is_cuda:
+        _compare_divisors()
+
+
+def _compare_divisors() -> None:
+    if not _divisors:
+        return
+    divisor, tokens = _divisors.pop().tolist()
+    if abs(divisor - tokens) > 1 + 1e-6 * tokens:
+        raise TokenCountError(
+            f"loss function: has returned {divisor:,.0f} tokens in a step of which the loss masks hold {tokens:,.0f}, "
+            "because the losses of experts and of multi-token prediction, which the model adds, are scaled by the "
+            "loss masks before the loss function runs, and would be trained with other coefficients. Return the sum "
+            "of the loss mask as the number of tokens, set model.calculate_per_token_loss=false, or remove these "
+            "losses (moe_aux_loss_coeff, moe_z_loss_coeff, mtp_num_layers)."
+        )
 
 
 def _depths(model: Any) -> int | None:
@@ -93,6 +148,7 @@ def _read_step(arguments: dict[str, Any], depths: int) -> StepTokens | None:
     import torch
     from megatron.core.pipeline_parallel.utils import is_pp_last_stage
     from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.utils import get_model_config
 
     groups = arguments.get("pg_collection")
     if groups is None:
@@ -113,7 +169,12 @@ def _read_step(arguments: dict[str, Any], depths: int) -> StepTokens | None:
         if group is not None and group.size() > 1:
             torch.distributed.all_reduce(sums, group=group)
     # Megatron divides a step without any token in the loss by 1.
-    return StepTokens.of(*(sums[:2] / sums[2]).clamp(min=1 / (number * groups.dp_cp.size())).float())
+    means = (sums[:2] / sums[2]).clamp(min=1 / (number * groups.dp_cp.size())).float()
+    config = get_model_config(
+        arguments["model"][0] if isinstance(arguments["model"], list) else arguments["model"]
+    )
+    replicas = groups.dp_cp.size() // config.context_parallel_size
+    return StepTokens.of(*means, microbatches=number * replicas)
 
 
 def _counts(microbatch: Any, depths: int) -> Any:

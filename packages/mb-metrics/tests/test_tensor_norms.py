@@ -57,6 +57,20 @@ def test_a_chosen_step_is_written_with_the_norms_of_every_tensor(tmp_path, model
     assert row["output_gradients"]["1"] == {"rms": 1.0, "max_abs": 1.0, "non_finite": 0}
 
 
+def test_gradients_are_written_without_the_loss_scale(tmp_path, model):
+    file, norms = tmp_path / "tensor_norms.jsonl", norms_of(model, tmp_path / "tensor_norms.jsonl")
+    norms.on_train_step_start(context(1))
+    (8 * model(torch.ones(5, 3)).sum()).backward()
+    norms.on_before_optimizer_step(context(1, SimpleNamespace(get_loss_scale=lambda: torch.tensor(8.0))))
+    norms.on_train_step_end(context(2, SimpleNamespace(get_loss_scale=lambda: torch.tensor(4.0))))
+    row = json.loads(file.read_text())
+    assert row["gradients"]["0.bias"] == 5 * 2 * math.sqrt(4)  # 5 rows, 2 outputs with weights of 1, 4 biases
+    assert row["output_gradients"] == {
+        "0": {"rms": 2.0, "max_abs": 2.0, "non_finite": 0},
+        "1": {"rms": 1.0, "max_abs": 1.0, "non_finite": 0},
+    }
+
+
 def test_microbatches_are_combined(tmp_path, model):
     file = tmp_path / "tensor_norms.jsonl"
     norms = norms_of(model, file)

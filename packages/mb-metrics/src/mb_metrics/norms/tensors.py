@@ -33,7 +33,7 @@ class TensorNorms:
     * `gradients`: L2 norm of each gradient before clipping.
     * `outputs`: of each module's first floating-point output: `rms` (root mean square over all elements, microbatches
       and ranks), `max_abs` and `non_finite` (number of elements that are NaN or infinite).
-    * `output_gradients`: the same of the gradient with respect to this output.
+    * `output_gradients`: the same of the gradient with respect to this output, without the loss scale.
 
     Names are those of the complete model. The root mean square of an output does not depend on the parallel layout,
     unlike its norm. Every rank has an instance. Collective over the world in chosen steps, which synchronize with the
@@ -62,6 +62,7 @@ class TensorNorms:
         self._file = file
         self._weights: Mapping[str, float] = {}
         self._gradients: Mapping[str, float] = {}
+        self._loss_scale = 1.0
         self._watch: _OutputWatch | None = None
 
     def on_train_step_start(self, context: MetricsContext) -> None:
@@ -74,7 +75,9 @@ class TensorNorms:
         """Measure the gradients before they are clipped."""
         if self._watch is not None:
             scale = loss_scale(context.optimizer)
-            norms = _to_host(self._gradient_norms(loss_scale=1.0 if scale is None else scale))
+            # read now, because the optimizer may change it in its step
+            self._loss_scale = 1.0 if scale is None else float(torch.as_tensor(scale))
+            norms = _to_host(self._gradient_norms(loss_scale=self._loss_scale))
             self._gradients = {
                 name.removeprefix(PREFIX): norm for name, norm in norms.items() if name != GLOBAL
             }
@@ -85,7 +88,8 @@ class TensorNorms:
             return
         watch, self._watch = self._watch, None
         watch.close()
-        outputs, output_gradients = _over_ranks(watch.outputs), _over_ranks(watch.gradients)
+        outputs = _over_ranks(watch.outputs)
+        output_gradients = _over_ranks(watch.gradients, scale=self._loss_scale)
         if self._file is not None:
             row = {
                 "step": context.state.train_state.step,
@@ -164,11 +168,11 @@ class _Statistics:
         squares, largest, non_finite = (tensor.cpu() for tensor in tensors)
         return _Statistics(squares=squares, count=self.count, largest=largest, non_finite=non_finite)
 
-    def row(self) -> dict[str, float | str]:
-        """Return the statistics as they are written to the file."""
+    def row(self, scale: float) -> dict[str, float | str]:
+        """Return the statistics of the tensor divided by `scale`, as they are written to the file."""
         return {
-            "rms": plain_number((float(self.squares) / max(self.count, 1)) ** 0.5),
-            "max_abs": plain_number(float(self.largest)),
+            "rms": plain_number((float(self.squares) / max(self.count, 1)) ** 0.5 / scale),
+            "max_abs": plain_number(float(self.largest) / scale),
             "non_finite": int(self.non_finite),
         }
 
@@ -224,7 +228,7 @@ def _add(table: dict[str, _Statistics], name: str, statistics: _Statistics) -> N
     table[name] = table[name] + statistics if name in table else statistics
 
 
-def _over_ranks(table: Mapping[str, _Statistics]) -> dict[str, dict[str, float | str]]:
+def _over_ranks(table: Mapping[str, _Statistics], *, scale: float = 1.0) -> dict[str, dict[str, float | str]]:
     """Return the statistics over all ranks, by the order of the stages. Collective over the world."""
     own = {name: statistics.to_host() for name, statistics in table.items()}
     by_rank: list[Any] = [own]
@@ -235,7 +239,7 @@ def _over_ranks(table: Mapping[str, _Statistics]) -> dict[str, dict[str, float |
     for of_rank in by_rank:
         for name, statistics in of_rank.items():
             _add(combined, name, statistics)
-    return {name: statistics.row() for name, statistics in combined.items()}
+    return {name: statistics.row(scale) for name, statistics in combined.items()}
 
 
 def _to_host(norms: Mapping[str, Any]) -> dict[str, float]:

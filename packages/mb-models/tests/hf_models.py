@@ -47,6 +47,10 @@ GEMMA3_ROTARY = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
 }
+OLMO3_ROTARY = {
+    "full_attention": {**SCALED_YARN, "rope_theta": 500.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
     "mamba_num_heads": 8,
@@ -104,6 +108,7 @@ KINDS = {
     "gemma3-scaled": ("Gemma3", GEMMA2 | {"rope_parameters": GEMMA3_ROTARY, "sliding_window_pattern": 2}),
     "olmo2": ("Olmo2", {}),
     "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 6}),
+    "olmo3-yarn": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 6, "rope_parameters": OLMO3_ROTARY}),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2}),
     "smollm3": (
         "SmolLM3",

@@ -60,6 +60,7 @@ def test_an_attention_mask_is_kept_if_one_stage_is_the_complete_model():
         ({"tokens": torch.zeros(1, 8)}, True, "lacks position_ids, labels, loss_mask"),
         (sample(cu_seqlens=torch.tensor([0, 8])), True, "holds packed sequences"),
         (sample(attention_mask=torch.ones(2, 1, 8, 8)), False, "holds an attention_mask"),
+        (sample(loss_mask=torch.full((2, 8), 0.5)), True, "loss_mask has weights between 0.5 and 0.5"),
     ],
 )
 def test_unsupported_batches_are_rejected(data, last, message):

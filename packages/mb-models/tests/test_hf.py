@@ -626,6 +626,21 @@ def test_a_hybrid_is_no_family_of_gpts():
         config_of(hybrid, vocab_size=8, dtype="float32", model_type="llama")
 
 
+def test_mamba_layers_of_a_width_that_transformers_rejects_are_rejected(tmp_path):
+    make("mamba2", tmp_path)
+    content = read_config(tmp_path)
+    section = section_of(content, dtype="float32")
+    section.mamba_num_heads = 12
+    assert config_of(section, vocab_size=96, dtype="float32")["expand"] == 12 * 8 / 32
+    section.mamba_num_heads = 10
+    with pytest.raises(
+        HuggingFaceError, match=r"expand=2.5 \(num_heads \* head_dim is 80, and hidden_size 32"
+    ):
+        config_of(section, vocab_size=96, dtype="float32", model_type="mamba2")
+    with pytest.raises(HuggingFaceError, match=r"expand=2 \(num_heads"):
+        section_of({**content, "num_heads": 10}, dtype="float32")
+
+
 @pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "is not JSON")])
 def test_a_folder_without_a_readable_config_is_rejected(text, message, tmp_path):
     if text is not None:

@@ -37,13 +37,16 @@ class LocalGlobalRotaryEmbedding(torch.nn.Module):
         super().__init__()
         self.layers_without_window, self.layers_with_window = layers_without_window, layers_with_window
 
-    def forward(self, length: int, **options: Any) -> torch.Tensor:
-        """Return both rotations of a sequence; the arguments are those of Megatron's."""
-        frequencies = (
+    def forward(self, length: int, **options: Any) -> torch.Tensor | tuple[torch.Tensor, float]:
+        """Return both rotations of a sequence, with YaRN's factor if it has one; the arguments are Megatron's."""
+        windowed, others = (
             self.layers_with_window(length, **options),
             self.layers_without_window(length, **options),
         )
-        return torch.stack(frequencies)
+        if isinstance(others, tuple):  # Megatron's YaRN, whose factor attention reads from the configuration
+            rotation, factor = others
+            return torch.stack((windowed, rotation)), factor
+        return torch.stack((windowed, others))
 
     def get_rotary_seq_len(self, *arguments: Any, **options: Any) -> int:
         """Return the length of the sequence, as Megatron's does."""
@@ -54,16 +57,21 @@ class LocalGlobalRotaryEmbedding(torch.nn.Module):
 class LocalGlobalSelfAttention(SelfAttention):  # type: ignore[misc] # Megatron Core has no types
     """Megatron's attention with the rotation of its layer, from the two that it receives."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        config = self.config
+        self.windowed = is_layer_window_attention(
+            config.window_size, config.window_attn_skip_freq, self.layer_number
+        )
+        if self.windowed:  # only the other layers are scaled by YaRN
+            self._yarn_concentration_factor = 1.0
+
     def forward(
         self, *arguments: Any, rotary_pos_emb: torch.Tensor | None = None, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention; `rotary_pos_emb` is that of `LocalGlobalRotaryEmbedding`."""
-        config = self.config
-        windowed = is_layer_window_attention(
-            config.window_size, config.window_attn_skip_freq, self.layer_number
-        )
         if rotary_pos_emb is not None:
-            rotary_pos_emb = rotary_pos_emb[LOCAL if windowed else GLOBAL]
+            rotary_pos_emb = rotary_pos_emb[LOCAL if self.windowed else GLOBAL]
         output: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
             *arguments, rotary_pos_emb=rotary_pos_emb, **options
         )

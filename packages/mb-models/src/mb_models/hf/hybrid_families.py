@@ -1,7 +1,7 @@
 """Hybrid families: Mamba 2, and Nemotron-H with Mamba, attention, MLP and expert layers. No torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,14 +64,12 @@ def _shared(content: Mapping[str, Any], dtype: DType) -> dict[str, Any]:
 
 
 def _written(config: MambaModelConfig) -> dict[str, Any]:
-    heads = mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim)
     return {
         "hidden_size": config.hidden_size,
         "n_groups": config.mamba_num_groups,
         "tie_word_embeddings": config.share_embeddings_and_output_weights,
         "initializer_range": config.init_method_std,
         "layer_norm_epsilon": config.layernorm_epsilon,
-        "expand": heads * config.mamba_head_dim // config.hidden_size,
     }
 
 
@@ -90,13 +88,28 @@ def _read_mamba2(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig:
     )
 
 
+def _unequal_width(content: Mapping[str, Any]) -> Sequence[str]:
+    """Return the width inside a layer if it is not a whole multiple of the hidden size, which transformers rejects."""
+    inner, hidden, expand = (
+        content["num_heads"] * content["head_dim"],
+        content["hidden_size"],
+        content["expand"],
+    )
+    if inner == expand * hidden and isinstance(expand, int):
+        return ()
+    return (f"expand={expand} (num_heads * head_dim is {inner}, and hidden_size {hidden})",)
+
+
 def _write_mamba2(config: MambaModelConfig) -> dict[str, Any]:
+    heads = mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim)
+    whole, rest = divmod(heads * config.mamba_head_dim, config.hidden_size)
     return {
         **_written(config),
+        "expand": heads * config.mamba_head_dim / config.hidden_size if rest else whole,
         "num_hidden_layers": config.num_layers,
         "state_size": config.mamba_state_dim,
         "head_dim": config.mamba_head_dim,
-        "num_heads": mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim),
+        "num_heads": heads,
     }
 
 
@@ -189,6 +202,7 @@ MAMBA2 = HuggingFaceFamily(
     layers=tables.MAMBA,
     defaults={**_STATE_SPACE, "initializer_range": 0.1},
     must_be={**_MIXER, "hidden_act": ("silu", None)},
+    unequal=_unequal_width,
     hybrid=HybridConversion(
         required=("num_hidden_layers", "hidden_size", "num_heads", "head_dim", "state_size", "vocab_size"),
         read=_read_mamba2,

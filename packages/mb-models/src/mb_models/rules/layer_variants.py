@@ -3,7 +3,7 @@
 from functools import partial
 
 from mb_models.family_rules import family_rule
-from mb_schema.rule_kinds import SET, in_range, other_than, requires, section_rule
+from mb_schema.rule_kinds import SET, among, in_range, other_than, requires, section_rule
 from mb_schema.rules import Rule
 
 model_rule = partial(section_rule, "model")
@@ -82,13 +82,13 @@ RULES: tuple[Rule, ...] = (
         {"model.rotary_base_local": SET},
         {
             "model.window_size": SET,
-            "model.position_embedding_type": "rope",
+            "model.position_embedding_type": among("rope", "yarn"),
             "model.multi_latent_attention": False,
         },
-        why="it is the rotary base of layers with a window",
-        fix="Set window_size and position_embedding_type=rope, or unset rotary_base_local.",
+        why="it is the rotary base of layers with a window, which YaRN does not scale",
+        fix="Set window_size, and position_embedding_type=rope or yarn, or unset rotary_base_local.",
         fails={"model.rotary_base_local": 10000},
-        passes={"model.window_size": (511, 0)},
+        passes={"model.window_size": (511, 0), "model.position_embedding_type": "yarn"},
     ),
     requires(
         "G41",

@@ -242,6 +242,12 @@ RULES: tuple[Rule, ...] = (
         why="latent attention rotates the two halves of a head",
         fix="Set rotary_interleaved=false.",
     ),
+    excludes(
+        "K43",
+        {"model.rotary_interleaved": True, "model.position_embedding_type": "yarn"},
+        why="Megatron Core's YaRN rotates the two halves of a head",
+        fix="Set rotary_interleaved=false, or position_embedding_type=rope.",
+    ),
     model_rule(
         "V243",
         why="every token requires a row of the embedding",

@@ -75,9 +75,9 @@ def get_batch(
     not synchronise with the device.
 
     Raises:
-        BatchError: there is no iterator; a key is missing; S, or the length of a packed sequence, is not divisible by
-            twice the context-parallel size; the microbatch holds packed sequences without `packed` or in several rows,
-            or an attention mask that other stages would not receive.
+        BatchError: there is no iterator; a key is missing; `loss_mask` has other values than 0 and 1; S, or the length
+            of a packed sequence, is not divisible by twice the context-parallel size; the microbatch holds packed
+            sequences without `packed` or in several rows, or an attention mask that other stages would not receive.
         StopIteration: the iterator is exhausted.
     """
     only_stage = first_stage and last_stage
@@ -125,7 +125,7 @@ def next_microbatch(
         remedy: sentence on what to do if a key is missing.
 
     Raises:
-        BatchError: there is no iterator, or a key is missing.
+        BatchError: there is no iterator, a key is missing, or a `loss_mask` on the host has weights.
         StopIteration: the iterator is exhausted.
     """
     if data_iterator is None:
@@ -135,6 +135,14 @@ def next_microbatch(
     if missing:
         raise BatchError(
             f"batch: lacks {', '.join(missing)} (it has {', '.join(microbatch)}), because {reader}. {remedy}"
+        )
+    mask = microbatch.get("loss_mask")
+    # On the device the check would wait for it.
+    if mask is not None and mask.device.type == "cpu" and not ((mask == 0) | (mask == 1)).all():
+        raise BatchError(
+            f"batch: loss_mask has weights between {mask.min():g} and {mask.max():g}, because Megatron's schedules "
+            "divide the loss by a whole number of tokens, and the sum of the weights would be truncated. Use 0 and 1; "
+            "for a weighted loss pass your own forward step, which reads the weights and returns its own divisor."
         )
     return microbatch
 

@@ -342,6 +342,25 @@ def test_padding_is_not_exported_and_ids_of_tokens_are(groups, tmp_path):
     assert (tmp_path / "out" / "generation_config.json").is_file()
 
 
+@pytest.mark.parametrize("kind", ["llama-tied-llama3", "gpt-oss-no-window", "nemotron-h"])
+def test_a_shorter_training_leaves_every_field_of_config_json(kind, groups, tmp_path):
+    model = make(kind, tmp_path / "in")
+    section = section_of_folder(tmp_path / "in")
+    section.transformer_impl = "local"
+    section.max_position_embeddings, section.seq_length = None, 16  # as of a section that does not limit it
+    chunk = build(section, groups)
+    load_hf_weights([chunk], tmp_path / "in")
+    template = read_config(tmp_path / "in")
+    options = {"template": template, "vocab_size": template["vocab_size"]}
+    save_hf_model(chunk, tmp_path / "out", config=section, pg_collection=groups, **options)
+    after = read_config(tmp_path / "out")
+    names = template.keys() - {"transformers_version"}
+    assert {name: after[name] for name in names} == {name: template[name] for name in names}
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(exported(TOKENS).logits, model(TOKENS).logits)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

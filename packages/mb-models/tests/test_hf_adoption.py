@@ -13,7 +13,7 @@ from mb_models import GPTModelConfig, T5ModelConfig
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.adoption import adopt_architecture
 from mb_models.hf.carried import carry_files, from_template, read_template
-from mb_models.hf.config_json import UNSUPPORTED, read_config, same_family, section_of
+from mb_models.hf.config_json import UNSUPPORTED, config_of, read_config, same_family, section_of
 from mb_models.hf.families import FAMILIES
 
 pytest.importorskip("transformers")
@@ -124,11 +124,34 @@ def test_small_files_are_carried_from_folder_to_checkpoint_to_checkpoint(tmp_pat
     carry_files([folders[2]], folders[3])
     assert sorted(path.name for path in folders[3].iterdir()) == ["generation_config.json", "hf_config.json"]
     assert read_template(folders[3]) == template
-    assert from_template({"vocab_size": 100}, template) == {"vocab_size": 100, "eos_token_id": 7}
-    assert from_template({"eos_token_id": None}, template) == {"eos_token_id": 7}
+    for content in ({"vocab_size": 100}, {"vocab_size": 100, "eos_token_id": None}):
+        assert from_template(content, template, config=section()) == {"vocab_size": 100, "eos_token_id": 7}
     assert read_template(folders[0]) == {}
     (folders[0] / "hf_config.json").write_text("{")
     assert read_template(folders[0]) == {}
+
+
+def test_the_longest_sequence_is_that_of_the_model_of_training_or_of_the_user(tmp_path):
+    make("llama", tmp_path)
+    template = read_config(tmp_path) | {"max_position_embeddings": 512}
+    trained = section_of(template, dtype="float32")
+    written = []
+    for positions, length in ((None, 64), (None, 4096), (2048, 64)):
+        trained.max_position_embeddings, trained.seq_length = positions, length
+        content = config_of(trained, vocab_size=128, dtype="float32")
+        written.append(from_template(content, template, config=trained)["max_position_embeddings"])
+    assert written == [512, 4096, 2048]
+
+
+def test_fields_of_the_template_that_would_change_the_logits_are_left_out(tmp_path):
+    make("mistral-window", tmp_path)
+    template = read_config(tmp_path) | {"eos_token_id": 7}
+    trained = section_of(template, dtype="float32")
+    trained.window_size = None
+    content = config_of(trained, vocab_size=128, dtype="float32")
+    content.pop("sliding_window", None)
+    completed = from_template(content, template, config=trained)
+    assert (completed.get("sliding_window"), completed["eos_token_id"]) == (None, 7)
 
 
 def test_the_page_lists_all_families_and_all_that_are_rejected():

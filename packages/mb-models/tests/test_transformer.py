@@ -114,7 +114,8 @@ def test_kernels_of_a_gpu_are_off_without_one(tiny):
 def test_settings_that_only_megatron_rejects_are_an_error_of_the_section(tiny):
     config = GPTModelConfig(**tiny, transformer={"moe_router_padding_for_quantization": True})
     with pytest.raises(
-        ModelConfigError, match=r"^model: Megatron Core rejects .*: fp8/fp4 must be specified"
+        ModelConfigError,
+        match=r"^model: Megatron Core rejects .*: fp8/fp4 must be specified .*[^.]\. Change the fields",
     ):
         transformer_config(config, device=CPU)
 

@@ -106,10 +106,11 @@ def convert_fields(config: TransformerFields, *, device: torch.device) -> Transf
     try:
         return kind(**named)
     except (ValueError, AssertionError, NotImplementedError) as error:  # what no rule of this package covers
-        reason = str(error) or "an assertion without a message"
+        reason = (str(error).strip() or "an assertion without a message").rstrip(".")
         raise ModelConfigError(
             [
-                f"model: Megatron Core rejects the combination of its fields: {reason} Change the fields that it names."
+                f"model: Megatron Core rejects the combination of its fields: {reason}. Change the fields that it "
+                "names."
             ]
         ) from error
 

@@ -78,7 +78,7 @@ def plan_export(
         for name, tensor in exported_tensors(weights, config=config, tokens=tokens)
     }
     return ExportPlan(
-        config=from_template(content, template or {}),
+        config=from_template(content, template or {}, config=config),
         files=_named_files(_shards(sizes, limit=shard_bytes)),
         sources={tensor: tuple(names) for tensor, names in sources.items()},
         tokens=tokens,

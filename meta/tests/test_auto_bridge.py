@@ -132,6 +132,8 @@ def test_what_cannot_be_converted_or_found_is_one_line(folder, monkeypatch):
     with pytest.raises(HuggingFaceFolderError, match=r"acme/none: is no folder with a config.json") as caught:
         AutoBridge.from_hf_pretrained("acme/none")
     assert "\n" not in str(caught.value)
+    with pytest.raises(HuggingFaceFolderError, match=r"because Cannot .*[^.]\. Pass a folder"):
+        AutoBridge.from_hf_pretrained("a--b")
     assert not AutoBridge.can_handle("acme/none")
     assert AutoBridge.can_handle(folder)
     with pytest.raises(HuggingFaceError, match="model_type is 'bert'"):
@@ -212,7 +214,8 @@ def test_a_recipe_on_the_common_parts_has_no_errors(folder, tmp_path):
     config.tokenizer.tokenizer_type, config.tokenizer.vocab_size = "NullTokenizer", 200
     config.dataset.seq_length = config.model.seq_length
     config.model.cuda_graph_scope, config.model.attention_backend = "full", None
-    assert [each for each in config.validate(world_size=1) if each.severity == "error"] == []
+    found = config.validate(world_size=1)
+    assert [each for each in found if each.severity == "error" or each.id == "V144"] == []
     file = tmp_path / "run.yaml"
     config.to_yaml(file)
     again = ConfigContainer.from_yaml(file, targets={"GPTModelProvider": GPTModelProvider})

@@ -118,6 +118,22 @@ def test_a_check_for_another_machine_reports_what_it_cannot_know():
     assert "give --te VERSION" in mb("check", "--world-size", "1024", "--gpu", "h100").stderr
 
 
+def test_a_package_that_is_missing_here_is_a_remark_for_another_machine(monkeypatch):
+    for module in ("mb_config.preflight.facts", "mb_config.cli.check"):
+        monkeypatch.setattr(f"{module}.process_packages", lambda: {"wandb_installed": False})
+    words = ("check", "logger.wandb_project=x", "logger.wandb_exp_name=y")
+    here, there = mb(*words), mb(*words, "--gpu", "h100")
+    assert (here.exit_code, "error L02" in here.stdout) == (1, True)
+    assert (there.exit_code, "L02" in there.stdout) == (0, False)
+    assert "on this machine, and perhaps not on h100: [L02] logger.wandb_project" in there.stderr
+
+
+def test_a_default_that_follows_another_field_is_no_conflict():
+    words = ("check", "gpt_tiny", "ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=true")
+    words += ("ddp.use_distributed_optimizer=true", "--json")
+    assert json.loads(mb(*words).stdout)["problems"] == []
+
+
 @pytest.mark.parametrize(
     ("recipe", "setting", "rule"),
     [

@@ -55,6 +55,15 @@ def test_another_machine(monkeypatch):
     )
 
 
+def test_the_packages_of_another_machine_are_known_if_its_environment_is_that_of_this_process(monkeypatch):
+    here = facts.process_packages()
+    assert {name: known()[name] for name in here} == here
+    monkeypatch.setattr(facts, "installed_version", lambda module, distribution: None)
+    assert {name: known(gpu="h100")[name] for name in here} == dict.fromkeys(here)
+    monkeypatch.setattr(facts, "installed_version", lambda module, distribution: "2.20")
+    assert known(gpu="h100")["wandb_installed"] is here["wandb_installed"]
+
+
 def test_apex_can_be_declared_for_another_machine_with_this_environment(monkeypatch):
     monkeypatch.setattr(facts, "installed_version", lambda module, distribution: "2.20")
     assert known(gpu="h100")["apex_installed"] is False

@@ -45,6 +45,7 @@ SCRIPTS = {
     "defaults": 'A=${1:-one}; B=${2-two}; C=${3:+three}; D=${NO:=four}\ntorchrun p.py $A $B "$C" $D $NO ${#A}',
     "positional": 'torchrun p.py $1 "$2" "$@" $# ${2}; shift; torchrun p.py "$@" $1',
     "cuts": "F=/a/b.tar.gz; torchrun p.py ${F##*/} ${F%.*} ${F%%.*} ${F#/a} ${F/b/x} ${F//a/y} ${F:1:3} ${F^^}",
+    "tenth": "set -- a b c d e f g h i j; torchrun p.py $10 ${10} ${10}x ${11:-k} ${#10} $1",
     "indirect": "A=x; x=y; torchrun p.py ${!A}",
     "arithmetic": "N=3; G=8; W=$((N*G))\ntorchrun p.py $W $((W/5)) $(((N+1)*2 % 5)) $((N>2 && G==8)) $((-7/2))",
     "test": 'if [ -z "$A" ]; then X=1; else X=2; fi; [[ $X == 1 && -n $X ]] && Y=y\n'
@@ -87,6 +88,18 @@ SCRIPTS = {
     "read": "read -r -d '' A <<EOF || true\n\n --lr 1 \\\n --bf16\nEOF\nread -r B C <<EOF\n --x  y z\nEOF\n"
     "IFS= read -rd '' D <<'EOF'\n $A\nEOF\nread -d '' E <<'EOF'\na\\\nb\\c\nEOF\n"
     'torchrun p.py "$A" --end "$B" "$C" "$D" "$E"',
+    "here-strings": 'read -r A B <<< "1  2 3 "; IFS=, read -ra C <<< "x,,y z,"; IFS=: read D E <<< "a:b:c:"\n'
+    'IFS=, read F G <<< " p,q,"; read H < <(echo "8 9"); cat() { :; }\n'
+    'torchrun p.py "$A" "$B" "${C[@]}" ${#C[@]} "$D" "$E" "$F" "$G" "$H"',
+    "mapfile": 'mapfile -t A <<< "--lr 1\n--bf16"; readarray -t B <<EOF\n--x\n a b\nEOF\n'
+    "mapfile -t C < <(printf '%s\\n' --y 'c d'); mapfile <<< z\n"
+    'torchrun p.py ${A[@]} "${B[@]}" "${C[@]}" ${MAPFILE[0]} ${#MAPFILE[@]}',
+    "lines": 'while read -r N V; do A+=(--$N "$V"); done <<EOF\nlr 1\nsplit 9,1 x\nEOF\n'
+    'B=; while IFS== read -r N V; do B="$B --$N $V"; done < <(echo "a=1"; echo "b=2=3")\ntorchrun p.py "${A[@]}" $B',
+    "separators": 'B=; L="1,2,,3"; IFS=,; A=($L); for x in $L; do B="$B<$x>"; done; unset IFS\n'
+    'torchrun p.py ${#A[@]} "${A[@]}" "$B" $L',
+    "subshell": "A=1; B=2; (A=2; exit 3; A=4); { B=3; A=4; } | tee log; (cd /usr; B=$(pwd))\n"
+    "{ D=5; }; torchrun p.py $A $B $D $(cd /lib; pwd)",
     "declare": "declare -a A=(1 2); export B=3 C; readonly D=4; torchrun p.py ${A[*]} $B $D",
 }
 
@@ -117,12 +130,24 @@ def test_a_value_that_is_not_set_is_named_where_it_is_needed():
         read = read_words(script, **given)
         assert read.words == ("--data-path", "/d", "--wandb-exp-name", "r")
         assert read.notes == ("EXTRA is not set and taken as empty",)
-    for flags in ("--num-workers $(nproc)", "$(nproc)", "$(cat flags.txt)"):
+    for flags in (
+        "--num-workers $(nproc)",
+        "$(nproc)",
+        "$(cat flags.txt)",
+        "--seed $RANDOM",
+        "--seed $((RANDOM%9+1))",
+    ):
         with pytest.raises(
             MegatronFlagError,
-            match=r"Write the values of \$\((nproc|cat flags.txt)\) into the script: nothing is run",
+            match=r"Write the values of \$(\(nproc\)|\(cat flags.txt\)|RANDOM) into the script: nothing is run",
         ):
             read_words(f"torchrun pretrain_gpt.py {flags} --lr 1")
+
+
+def test_lines_that_are_not_known_are_named():
+    for script in ("mapfile -t A < <(nvidia-smi -L)", "readarray -n 2 A <<< x", "read A < no_file"):
+        with pytest.raises(MegatronFlagError, match="without a value: A"):
+            read_words(f'{script}\ntorchrun pretrain_gpt.py --lr "${{A[@]}}"')
 
 
 def test_the_output_of_a_file_is_its_text(tmp_path):

@@ -575,8 +575,8 @@ def _folder(name: str, **options: Any) -> Path:
     try:
         return Path(hub.hf_hub_download(name, "config.json", **options)).parent
     except (OSError, ValueError, errors.HfHubHTTPError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise HuggingFaceFolderError(
-            f"{name}: is no folder with a config.json, and the hub did not give one, because {first} Pass a folder, or "
-            "download the file on a machine with a network and set HF_HOME to its cache."
+            f"{name}: is no folder with a config.json, and the hub did not give one, because {first}. Pass a folder, "
+            "or download the file on a machine with a network and set HF_HOME to its cache."
         ) from error

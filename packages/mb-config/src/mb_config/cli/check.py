@@ -17,8 +17,9 @@ from mb_config.container.display import show as show_text
 from mb_config.container.non_defaults import non_default_values
 from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.overrides.request import read_plain_request
-from mb_config.preflight.facts import TargetMachine, collect_facts
+from mb_config.preflight.facts import TargetMachine, collect_facts, process_packages
 from mb_config.preflight.problems import ConfigError
+from mb_config.preflight.problems import check as problems_of
 from mb_config.preflight.run import PreflightChecks
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE, select_local_layers
 from mb_schema.exit_codes import DONE, FAILURE
@@ -159,12 +160,14 @@ def check_notes(examination: Examination) -> Iterator[str]:
     processes = "any number of processes" if size is None else processes_text(size)
     yield (
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
-        f"of {examination.rules} rules" + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
+        f"of {len(examination.rules)} rules"
+        + (f"; {counted(unread, 'setting')} cannot be read" if unread else "")
     )
     yield from (f"resolved: {change}" for change in result.notable)
     yield from _plain_notes(examination)
     if target.gpu and examination.facts.get("transformer_engine") is None:
         yield "rules on Transformer Engine were left out: give --te VERSION"
+    yield from _package_notes(examination)
     train = request.config.sections().get("train")
     if result.resolved and train is not None and train.num_epochs is not None and train.train_iters is None:
         yield "train.num_epochs: the number of steps is not known, because the samples are counted where the run starts"
@@ -172,6 +175,18 @@ def check_notes(examination: Examination) -> Iterator[str]:
         yield (
             "checked with local layers, as it would run on this machine; --gpu NAME, such as h100, checks for another"
         )
+
+
+def _package_notes(found: Examination) -> Iterator[str]:
+    """Yield what the packages of this machine lack for a run on another one, whose packages are not known."""
+    here = process_packages()
+    unknown = {name for name in here if name in found.facts and found.facts[name] is None}
+    if found.target.gpu is None or not unknown:
+        return
+    paths = {f"facts.{name}" for name in unknown}
+    rules = [rule for rule in found.rules if paths.intersection(rule.fields)]
+    for problem in problems_of(found.request.config.sections(), rules, facts={**found.facts, **here}):
+        yield f"on this machine, and perhaps not on {found.target.gpu}: {problem.line}"
 
 
 def _plain_notes(found: Examination) -> Iterator[str]:

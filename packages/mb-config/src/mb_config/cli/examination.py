@@ -11,7 +11,7 @@ from mb_config.errors import ConfigReadError
 from mb_config.overrides.request import ConfigRequest
 from mb_config.perf.names import AUTO, read_name
 from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.problems import concerns
+from mb_config.preflight.problems import RuleLike, concerns
 from mb_config.preflight.run import PreflightChecks, PreflightResult, preflight
 
 
@@ -39,8 +39,8 @@ class Examination:
     target: TargetMachine
     """Machines that it was checked for."""
 
-    rules: int
-    """Number of the rules that were checked."""
+    rules: Sequence[RuleLike]
+    """Rules that were checked."""
 
     unread: Sequence[ConfigReadError] = ()
     """Errors of settings that cannot be read."""
@@ -65,7 +65,7 @@ def examine(
         result=replace(result, problems=readable),
         facts=facts,
         target=target,
-        rules=len(checks.rules),
+        rules=checks.rules,
         unread=unread,
     )
 

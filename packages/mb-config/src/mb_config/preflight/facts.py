@@ -23,6 +23,8 @@ OPTIONAL_PACKAGES = (
     "comet_ml",
     "nvdlfw_inspect",
     "nvidia_resiliency_ext",
+    "einops",
+    "emerging_optimizers",
 )
 """Modules whose presence rules read as `facts.<name>_installed`."""
 
@@ -100,8 +102,8 @@ def machine_facts(
     """Return the facts for `check` about this machine, or about another one with GPUs of a given kind.
 
     An unknown fact is None, and rules that read it are skipped. For another machine, a Transformer Engine that is
-    installed here means that the target has the environment of this process. `torch_version`,
-    `nvidia_resiliency_ext_version` and `<package>_installed` always describe this process; no package is imported.
+    installed here means that the target has the environment of this process. If none is installed here, the other
+    packages of the target (`process_packages`) are not known either.
     `same_machine` is True for this machine and None for another one, which may or may not be equal to it.
 
     Args:
@@ -118,6 +120,7 @@ def machine_facts(
     # without a GPU training runs on the CPU, where Transformer Engine cannot be used even if it is installed
     installed = None if on_cpu else installed_version("transformer_engine", "transformer-engine")
     other_environment = gpu is not None and installed is None
+    packages = process_packages()
     engine = target.transformer_engine or installed
     return {
         "world_size": target.world_size,
@@ -125,12 +128,7 @@ def machine_facts(
         "gpu": gpu or short_name_of_first(visible),
         "transformer_engine": None if other_environment and engine is None else engine is not None,
         "transformer_engine_version": engine,
-        "torch_version": installed_version("torch", "torch"),
-        "nvidia_resiliency_ext_version": installed_version("nvidia_resiliency_ext", "nvidia-resiliency-ext"),
-        **{
-            f"{name}_installed": None if other_environment else find_spec(name) is not None
-            for name in ("einops", "emerging_optimizers")
-        },
+        **(dict.fromkeys(packages) if other_environment else packages),
         **{
             name: (found and not other_environment) or (gpu is not None and target.apex)
             for name, found in kernels.items()
@@ -140,6 +138,14 @@ def machine_facts(
         "local_world_size": target.local_world_size,
         "cpu": on_cpu,
         "allow_oom": variables.get(ALLOW_OOM) == "1",
+    }
+
+
+def process_packages() -> dict[str, object]:
+    """Return the facts that describe the packages of this process but Transformer Engine; none is imported."""
+    return {
+        "torch_version": installed_version("torch", "torch"),
+        "nvidia_resiliency_ext_version": installed_version("nvidia_resiliency_ext", "nvidia-resiliency-ext"),
         **{f"{name}_installed": find_spec(name) is not None for name in OPTIONAL_PACKAGES},
     }
 

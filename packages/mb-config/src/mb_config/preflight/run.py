@@ -27,7 +27,13 @@ from mb_config.preflight.module_layouts import (
 from mb_config.preflight.problems import ConfigError, RuleLike, check, merge_problems
 from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
-from mb_config.resolve.resolver import Change, apply_perf, mimo_runtime_config_update, runtime_config_update
+from mb_config.resolve.resolver import (
+    MIRRORED,
+    Change,
+    apply_perf,
+    mimo_runtime_config_update,
+    runtime_config_update,
+)
 from mb_config.resolve.saves import AUTO, resolve_save_interval
 from mb_config.rules import RULES
 from mb_config.rules.single_fields import SIZE_RULES
@@ -232,7 +238,7 @@ def preflight(
         sections=sections,
     )
     return PreflightResult(
-        problems=merge_problems(written, _only_resolved(later, changes, planned)),
+        problems=merge_problems(_without_followers(written), _only_resolved(later, changes, planned)),
         changes=[*fast, *changes],
         fallbacks=fallbacks,
     )
@@ -313,6 +319,15 @@ def _resolve(config: Any, *, facts: Mapping[str, object], provenance: Provenance
         else smallest_world(config.model, follows_megatron_bridge=follows)
     )
     return runtime_config_update(config, world_size=size, provenance=provenance, facts=facts, rules=())
+
+
+def _without_followers(problems: Iterable[Problem]) -> list[Problem]:
+    """Leave out warnings on two fields of one setting of which one is a default: resolving copies the other."""
+    return [
+        each
+        for each in problems
+        if each.severity == "error" or each.id not in MIRRORED or "default" not in each.origin.values()
+    ]
 
 
 def _only_resolved(

@@ -30,6 +30,8 @@ _MIRRORED_FIELDS = (
     ("V144", "ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
     ("V115", "rng.te_rng_tracker", "model.use_te_rng_tracker"),
 )
+MIRRORED = frozenset(rule for rule, _, _ in _MIRRORED_FIELDS)
+"""Rules on two fields that control one setting."""
 _LENGTH_RULE_IDS = ("V118", "V204", "TR02", "TR08")
 """Rules that must hold so that the lengths of the schedule can be computed."""
 TRAINING_SAMPLES = "training_samples"

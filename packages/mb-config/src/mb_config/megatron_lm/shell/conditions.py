@@ -3,8 +3,9 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
-from mb_config.megatron_lm.shell.expansion import MARK, is_empty, marked_names
+from mb_config.megatron_lm.shell.expansion import MARK, evaluate, is_empty, marked_names
 
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b,
@@ -87,6 +88,9 @@ class _Condition:
         if any(name.startswith("$") for name in marked_names(left + right)):
             return None
         left, right = MARK.sub("", left), MARK.sub("", right)
+        if sign in _NUMBERS and self.patterns:
+            values = [_number(text) for text in (left, right)]
+            return None if None in values else _NUMBERS[sign](*values)
         if sign in _NUMBERS:
             numbers = all(re.fullmatch(r"[+-]?\d+", text) for text in (left, right))
             return numbers and _NUMBERS[sign](int(left), int(right))
@@ -95,6 +99,14 @@ class _Condition:
         if self.patterns and sign in ("=", "==", "!="):
             return fnmatchcase(left, right) == (sign != "!=")
         return _TEXTS["=" if sign == "==" else sign](left, right)
+
+
+def _number(text: str) -> Any:
+    """Return the value of an operand of `[[`, an arithmetic expression that is 0 if it is empty; None if not known."""
+    try:
+        return evaluate(text) if text.strip() else 0
+    except (SyntaxError, ValueError, ZeroDivisionError, TypeError):
+        return None
 
 
 def _matches(expression: str, text: str) -> bool | None:

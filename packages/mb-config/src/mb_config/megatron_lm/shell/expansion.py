@@ -24,11 +24,18 @@ _OPERATION = re.compile(r":?[-=+?]|##?|%%?|//?|\^\^?|,,?|:")
 _LIST = re.compile(r"\$(@|\{@|\{\w+\[@\])")
 _ASSIGNS = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:([-+*/%]?)=(?!=)(.+)|(\+\+|--))\s*", re.DOTALL)
 """An assignment in arithmetic, such as `N += 2` and `N++`."""
+_OTHER_EACH_TIME = ("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "BASHPID")
+"""Variables that bash sets to another value in each run."""
+
 MAX_ITEMS = 1000
 """Maximum number of items of a loop or of a range that are followed."""
 
 _OF_THE_SHELL = ("0", "BASH_SOURCE", "?", "$", "!", "-")
 """Parameters that bash sets: the script, and numbers of processes and states, which are 0 here."""
+
+
+BLANKS = " \t\n"
+"""Characters that separate words unless `IFS` is set."""
 
 
 def mark(name: str) -> str:
@@ -47,6 +54,29 @@ def is_empty(text: str) -> bool:
     return all(not name.startswith("$") for name in marked_names(text)) and not MARK.sub("", text)
 
 
+def _separator(separators: str) -> "re.Pattern[str]":
+    """Return the pattern of what ends a word: blanks count as one, each other character by itself."""
+    blanks = "".join(each for each in separators if each in BLANKS)
+    others = "".join(each for each in separators if each not in BLANKS)
+    some = f"[{re.escape(blanks)}]" if blanks else "(?!)"
+    return re.compile(f"{some}*[{re.escape(others)}]{some}*|{some}+" if others else f"{some}+")
+
+
+def cut(text: str, separators: str, count: int) -> list[str]:
+    """Return at most `count` fields of a line, as `read` sets variables; the last one holds the rest."""
+    pattern = _separator(separators)
+    blanks = "".join(each for each in separators if each in BLANKS)
+    fields: list[str] = []
+    text = text.strip(blanks) if blanks else text
+    while len(fields) < count - 1 and (found := pattern.search(text)):
+        fields.append(text[: found.start()])
+        text = text[found.end() :]
+    ends = [*pattern.finditer(text)]
+    if len(ends) == 1 and ends[0].end() == len(text):
+        text = text[: ends[0].start()]
+    return [*fields, text] if text else fields
+
+
 class Words:
     """Words that grow by the pieces of an expansion."""
 
@@ -58,13 +88,18 @@ class Words:
         """Add quoted text."""
         self.current = (self.current or "") + text
 
-    def split(self, text: str) -> None:
-        """Add the value of a variable outside of quotations, whose blanks separate words."""
-        for piece in re.findall(r"\s+|\S+", text):
-            if piece.isspace():
-                self.close()
-            else:
+    def split(self, text: str, separators: str = BLANKS) -> None:
+        """Add the value of a variable outside of quotations, in which separators (`IFS`) end words."""
+        position = 0
+        for found in _separator(separators).finditer(text):
+            if piece := text[position : found.start()]:
                 self.add(piece)
+            if self.current is None and not found[0].isspace():
+                self.add("")
+            self.close()
+            position = found.end()
+        if rest := text[position:]:
+            self.add(rest)
 
     def items(self, items: Sequence[str]) -> None:
         """Add the items of a list, each a word."""
@@ -92,6 +127,11 @@ class Expander:
         self.defaults: dict[str, str] = {}
         self.assign: Callable[[str, str], None] = lambda _name, _value: None
         self.output: Callable[[str], str | None] = lambda _command: None
+
+    def separators(self) -> str:
+        """Return the characters that separate words."""
+        value = self.variables.get("IFS", BLANKS)
+        return value if isinstance(value, str) else BLANKS
 
     def words(self, raw: str) -> list[str]:
         """Return the words that a word of the script becomes: none, one, or several."""
@@ -158,7 +198,10 @@ class Expander:
             command = piece[1:-1] if piece[0] == "`" else piece[2:-1]
             printed = self.output(command)
             value = mark(f"$({command.strip()})") if printed is None else printed
-        (words.add if quoted or not split else words.split)(value)
+        if quoted or not split:
+            words.add(value)
+        else:
+            words.split(value, self.separators())
 
     def _parameter(self, body: str, words: Words, *, quoted: bool, split: bool) -> None:
         values, separate = self._values(body)
@@ -171,7 +214,7 @@ class Expander:
             for index, value in enumerate(values):
                 if index:
                     words.close()
-                words.split(value)
+                words.split(value, self.separators())
 
     def _values(self, body: str) -> tuple[list[str], bool]:
         """Return the values of `${body}`, and whether each is a word inside of quotations as well."""
@@ -182,7 +225,7 @@ class Expander:
         if body.startswith("!"):
             pointed = "".join(self._values(body[1:])[0])
             return self._values(pointed) if re.fullmatch(r"\w+", pointed) else ([mark(body)], False)
-        name = _NAME.match(body)
+        name = re.match(r"\d+", body) or _NAME.match(body)  # `${10}` is one parameter, `$10` is `$1` and a 0
         if name is None:
             return [mark(f"${{{body}}}")], False
         rest = body[name.end() :]
@@ -215,6 +258,8 @@ class Expander:
         if name in ("@", "*", "#"):
             self.uses_arguments = True
             return [str(len(self.arguments))] if name == "#" else [*self.arguments]
+        if name in _OTHER_EACH_TIME and name not in self.variables:
+            return [mark(f"${name}")]
         if name in _OF_THE_SHELL:
             return [self.script if name in ("0", "BASH_SOURCE") else "0"]
         if name.isdigit() and name not in self.variables:

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
 from posixpath import join, normpath
@@ -12,7 +13,16 @@ from typing import Any
 
 from mb_config.megatron_lm.flag_table import MegatronFlagError
 from mb_config.megatron_lm.shell.conditions import decide
-from mb_config.megatron_lm.shell.expansion import MARK, MAX_ITEMS, Expander, is_empty, mark, marked_names
+from mb_config.megatron_lm.shell.expansion import (
+    MARK,
+    MAX_ITEMS,
+    Expander,
+    Words,
+    cut,
+    is_empty,
+    mark,
+    marked_names,
+)
 from mb_config.megatron_lm.shell.printing import PRINTING, printed
 from mb_config.megatron_lm.shell.slurm import allocation
 from mb_config.megatron_lm.shell.syntax import (
@@ -24,6 +34,7 @@ from mb_config.megatron_lm.shell.syntax import (
     Group,
     If,
     Pipeline,
+    Redirected,
     SimpleCommand,
     Statement,
     While,
@@ -39,6 +50,7 @@ _SHELL_COMMAND = re.compile(r"-[a-z]*c")
 _COMMAND_LINE = re.compile(r"\S\s.*\.py\s|\.py\s.*\S", re.DOTALL)
 """A word that is a command line, as in `ssh HOST "torchrun ..."` and `sbatch --wrap="torchrun ..."`."""
 _OPTION = re.compile(r"^--?[\w-]+=")
+_READING = ("read", "mapfile", "readarray")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _SUCCEED = ("echo", "printf", "mkdir", "pushd", "popd", "ulimit")
 _DEPTH = 8
@@ -125,6 +137,7 @@ class _Shell:
     ) -> None:
         self.found, self.fixed, self.path, self.depth, self.printing = found, fixed, path, depth, printing
         self.variables = found.variables
+        self.stdin: list[str] | None = None
         self.exported = exported if exported is not None else set()
         self.functions: dict[str, list[Statement]] = {}
         self.expander = Expander(self.variables, arguments, str(path or "script.sh"))
@@ -168,7 +181,10 @@ class _Shell:
     def pipeline(self, statement: Pipeline) -> bool | None:
         if len(statement.parts) > 1:
             self.uncertain()
-        status = [self.follow(part) for part in statement.parts][-1]
+        if len(statement.parts) == 1:
+            status = self.follow(statement.parts[0])
+        else:
+            status = [self.subshell(partial(self.follow, part)) for part in statement.parts][-1]
         return not status if statement.negated and status is not None else status
 
     def and_or(self, statement: AndOr) -> bool | None:
@@ -179,21 +195,57 @@ class _Shell:
         return self.follow(statement.right) if runs else status
 
     def group(self, statement: Group) -> bool | None:
-        return self.run(statement.body)
+        return (
+            self.subshell(partial(self.run, statement.body))
+            if statement.subshell
+            else self.run(statement.body)
+        )
 
     def define(self, statement: Function) -> bool:
         self.functions[statement.name] = statement.body
         return True
 
+    @contextmanager
+    def ending(self, where: str) -> Iterator[None]:
+        """Record the condition or case under which the script ends itself, if its statements do so."""
+        try:
+            yield
+        except _Exit:
+            self.found.ended_where = self.found.ended_where or where
+            raise
+
+    def subshell(self, follow: Callable[[], bool | None]) -> bool | None:
+        """Follow statements of a process of its own: the variables that they set, and `exit`, end with it."""
+        before = {
+            name: [*value] if isinstance(value, list) else value for name, value in self.variables.items()
+        }
+        folder, arguments, exported = self.expander.folder, [*self.expander.arguments], {*self.exported}
+        try:
+            return follow()
+        except _Exit:
+            return None
+        finally:
+            self.variables.clear()
+            self.variables.update(before)
+            self.expander.folder, self.expander.arguments = folder, arguments
+            self.exported.clear()
+            self.exported.update(exported)
+
+    def redirected(self, statement: Redirected) -> bool | None:
+        """Follow a compound statement whose commands read lines of one input."""
+        text = self.bodies(statement.source)[-1]
+        self.stdin, before = text.splitlines() if not MARK.search(text) else None, self.stdin
+        try:
+            return self.follow(statement.statement)
+        finally:
+            self.stdin = before
+
     def branch(self, statement: If) -> bool | None:
         for condition, body in statement.branches:
             holds = self.run(condition)
             if holds:
-                try:
+                with self.ending(written(condition)):
                     return self.run(body)
-                except _Exit:
-                    self.found.ended_where = self.found.ended_where or written(condition)
-                    raise
             if holds is None:
                 self.uncertain()
                 if any(True for _ in assigned_names(body)):
@@ -204,11 +256,8 @@ class _Shell:
         word = MARK.sub("", self.expander.text(statement.word))
         for patterns, body in statement.arms:
             if any(fnmatchcase(word, self.expander.text(pattern)) for pattern in patterns):
-                try:
+                with self.ending(f"{statement.word} is {word}"):
                     return self.run(body)
-                except _Exit:
-                    self.found.ended_where = self.found.ended_where or f"{statement.word} is {word}"
-                    raise
         return True
 
     def loop(self, statement: For) -> bool | None:
@@ -236,13 +285,15 @@ class _Shell:
     def simple(self, command: SimpleCommand) -> bool | None:
         assignments = [*takewhile(bool, map(ASSIGNMENT.fullmatch, command.words))]
         raw = command.words[len(assignments) :]
-        documents = self.bodies(command) if raw[:1] == ["read"] else self.documents(command)
+        documents = self.bodies(command) if raw[:1] and raw[0] in _READING else self.documents(command)
         if not raw:
             for assigned in filter(None, assignments):
                 self.assignment(assigned)
             return True
-        if raw[0] in ("[[", "read", *_DECLARATIONS) or raw[0].startswith("(("):
-            return self.keyword(raw, documents, splits=all(item[0] != "IFS=" for item in assignments if item))
+        if raw[0] in ("[[", *_READING, *_DECLARATIONS) or raw[0].startswith("(("):
+            own = {item[1]: item[4] for item in filter(None, assignments)}
+            separators = self.expander.text(own["IFS"]) if "IFS" in own else self.expander.separators()
+            return self.keyword(raw, documents, separators=separators)
         words = [word for item in raw for word in self.expander.words(item)]
         if not words:
             return True
@@ -266,15 +317,24 @@ class _Shell:
         return bodies
 
     def bodies(self, command: SimpleCommand) -> list[str]:
-        return [
+        bodies = [
             document.body if document.quoted else self.expander.document(document.body)
             for document in command.documents
         ]
+        words = command.words
+        reads = (
+            not words
+            or words[0] in (*_READING, "cat")
+            or _SHELL.fullmatch(words[0])
+            or ASSIGNMENT.match(words[0])
+        )
+        return bodies if command.input is None or not reads else [*bodies, self.expander.text(command.input)]
 
-    def keyword(self, raw: list[str], documents: list[str], *, splits: bool) -> bool | None:
+    def keyword(self, raw: list[str], documents: list[str], *, separators: str) -> bool | None:
         """Follow a command whose words are not expanded like those of others, or that reads a document."""
-        if raw[0] == "read":
-            return self.read_input(raw, documents, splits=splits)
+        if raw[0] in _READING:
+            read = self.read_input if raw[0] == "read" else self.read_lines
+            return read([word for item in raw for word in self.expander.words(item)], documents, separators)
         if raw[0] == "[[":
             expanded = [
                 self._expression(word) if before == "=~" else self._condition_word(word)
@@ -358,24 +418,53 @@ class _Shell:
             self.exported.discard(variable)
         return True
 
-    def read_input(self, raw: list[str], documents: list[str], *, splits: bool) -> bool:
-        """Set the variables of `read`: from a here-document, else they are unknown."""
-        words = [word for item in raw for word in self.expander.words(item)]
-        options = [word for word in words[1:] if word.startswith("-")]
+    def read_input(self, words: list[str], documents: list[str], separators: str) -> bool:
+        """Set the variables of `read` from its input or that of the statement around it; else they are unknown."""
+        options = "".join(word[1:] for word in words[1:] if word.startswith("-"))
         taken = {n + 1 for n, word in enumerate(words) if re.fullmatch("-[a-zA-Z]*[dinNptu]", word)}
-        names = [word for n, word in enumerate(words) if n and n not in taken and word.isidentifier()]
+        names = [word for n, word in enumerate(words) if n and n not in taken and word.isidentifier()] or [
+            "REPLY"
+        ]
         whole = any(words[n] == "" for n in taken if n < len(words))
-        if not documents or not names or any("a" in option for option in options):
+        lines = [line for text in documents[-1:] for line in text.split("\n")] if documents else self.stdin
+        if lines is None or any(name.startswith("$") for name in marked_names("\n".join(lines))):
             for name in names:
                 self.assign(name, mark(name))
             return True
-        text = f"{documents[-1]}\n" if whole else documents[-1].partition("\n")[0]
-        if not any("r" in option for option in options):
+        text = "\n".join([*lines, ""]) if whole else next(iter(lines), "")
+        ended = whole or not lines  # bash reaches the end of its input before a delimiter
+        del lines[: len(lines) if whole else 1]
+        while "r" not in options and not whole and re.search(r"(?<!\\)(\\\\)*\\$", text) and lines:
+            text = f"{text[:-1]}{lines.pop(0)}"
+        if "r" not in options:
             text = re.sub(r"\\(.)", lambda found: found[1].strip("\n"), text, flags=re.DOTALL)
-        parts = text.split(None, len(names) - 1) if splits else [text]
+        if "a" in options:
+            pieces = Words()
+            pieces.split(text, separators)
+            pieces.close()
+            self.set_list(names[0], pieces.finished)
+            return not ended
+        parts = cut(text, separators, len(names)) if separators else [text]
         for name, part in zip(names, [*parts, *[""] * len(names)], strict=False):
-            self.assign(name, part.strip() if splits else part)
-        return not whole  # bash reaches the end of the document before a delimiter
+            self.assign(name, part)
+        return not ended
+
+    def read_lines(self, words: list[str], documents: list[str], _separators: str) -> bool:
+        """Set the list of `mapfile` or `readarray` to the lines of its input; it is unknown if that is."""
+        options = {word for word in words[1:] if word.startswith("-")}
+        name = words[-1] if len(words) > 1 and words[-1].isidentifier() else "MAPFILE"
+        lines = documents[-1].split("\n") if documents else self.stdin
+        if lines is None or options - {"-t"} or any(MARK.search(line) for line in lines):
+            self.assign(name, mark(name))
+            return True
+        self.set_list(name, [line if options else f"{line}\n" for line in lines])
+        if not documents:
+            lines.clear()
+        return True
+
+    def set_list(self, name: str, items: list[str]) -> None:
+        if name not in self.fixed:
+            self.variables[name] = items
 
     def declaration(self, raw: list[str]) -> bool:
         for word in raw[1:]:
@@ -551,6 +640,7 @@ _FOLLOWED: Mapping[type, Callable[[_Shell, Any], bool | None]] = {
     Pipeline: _Shell.pipeline,
     AndOr: _Shell.and_or,
     Group: _Shell.group,
+    Redirected: _Shell.redirected,
     Function: _Shell.define,
     If: _Shell.branch,
     Case: _Shell.case,

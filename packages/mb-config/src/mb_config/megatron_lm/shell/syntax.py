@@ -30,6 +30,8 @@ class SimpleCommand:
 
     words: list[str] = field(default_factory=list)
     documents: list[HereDocument] = field(default_factory=list)
+    input: str | None = None
+    """Word whose value is the input, of `<<< WORD`, `< FILE` and `< <(COMMAND)`; None: a here-document, or none."""
     redirected: bool = False
     """True if what it prints goes to a file or to the standard error."""
 
@@ -90,6 +92,17 @@ class Group:
     """Statements in braces or parentheses."""
 
     body: "list[Statement]"
+    subshell: bool = False
+    """True for parentheses: what the statements set ends with them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Redirected:
+    """A compound statement, and the input that its commands read."""
+
+    statement: "Statement"
+    source: SimpleCommand
+    """A command without words, with the input."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +113,7 @@ class Function:
     body: "list[Statement]"
 
 
-Statement = SimpleCommand | Pipeline | AndOr | If | Case | For | While | Group | Function
+Statement = SimpleCommand | Pipeline | AndOr | If | Case | For | While | Group | Function | Redirected
 
 _CLOSING = {"then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;"}
 
@@ -231,11 +244,13 @@ class _Reader:
         return self.simple_command()
 
     def redirected(self, statement: Statement) -> Statement:
-        """Skip redirections after a compound command; here-documents of it become a group's."""
-        holder = SimpleCommand()
+        """Read the redirections after a compound command."""
+        holder, opened = SimpleCommand(), len(self.open_documents)
         while self.redirection(holder):
             pass
-        return statement
+        if holder.input is None and len(self.open_documents) == opened:
+            return statement
+        return Redirected(statement=statement, source=holder)
 
     def simple_command(self) -> SimpleCommand:
         command = SimpleCommand()
@@ -276,7 +291,11 @@ class _Reader:
             return False
         self.position = match.end()
         self.skip_blanks()
-        self.word()
+        word = self.word() or ""
+        if match[1] in ("", "0") and match[2] in ("<", "<<<"):
+            command.input = (
+                word if match[2] == "<<<" else f'"${word[1:]}"' if word[:2] == "<(" else f'"$(< {word})"'
+            )
         command.redirected |= match[1] in ("", "1", "&") and match[2].startswith(">")
         return True
 
@@ -393,7 +412,7 @@ class _Reader:
         self.position += 1
         body = self.statements()
         self.expect(end)
-        return Group(body=body)
+        return Group(body=body, subshell=end == ")")
 
     def function(self) -> Function:
         self.take_word("function")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
 from mb_trainer.cli.app import app
-from mb_trainer.commands.tune import layout_switch
+from mb_trainer.commands.tune import fastest_layouts
 from mb_trainer.requests import examine_request
 
 TINY = [
@@ -55,13 +55,13 @@ def test_on_several_gpus_the_best_layouts_of_a_sweep_are_tried():
         arguments=["llama31_8b", "model.num_layers=4", "model.context_parallel_size=1"], files=[]
     )
     target = TargetMachine(world_size=8, gpu="h100")
-    switch = layout_switch(given, target=target)
+    layouts = fastest_layouts(given, target=target)
     words = ["sweep", *given.arguments, "--world-size=8", "--gpu=h100", "--layouts", "--top=3", "--json"]
     swept = json.loads(CliRunner().invoke(app, words).stdout)["shown"]
     expected = [tuple(f"{k}={json.dumps(v)}" for k, v in point["values"].items()) for point in swept]
-    assert list(switch.alternatives) == expected
+    assert layouts == expected
     assert not any("context_parallel_size" in word for words in expected for word in words)  # set by the user
-    for overrides in switch.alternatives:
+    for overrides in layouts:
         examined = examine_request(replace(given, arguments=[*given.arguments, *overrides]), target=target)
         assert examined.result.errors == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from mb_metrics.bench.command import BenchRunError
 from mb_metrics.bench.result import BenchResult
-from mb_metrics.bench.tuning import Search, Switch, override_file, search, table
+from mb_metrics.bench.tuning import Search, override_file, search, table
 
 yaml = pytest.importorskip("yaml")
 
@@ -25,8 +25,8 @@ BASE = BenchResult(
     kernel_launches_per_step=None,
     losses=(5.0, 4.0),
 )
-SIZES = Switch(name="microbatch", alternatives=(("size=2",), ("size=4",), ("size=8",)), ordered=True)
-WORKERS = Switch(name="workers", alternatives=(("workers=0",), ("workers=4",)))
+SIZES = [(("size=2",), ("size=4",), ("size=8",))]
+WORKERS = [(("workers=0",),), (("workers=4",),)]
 
 
 class Machine:
@@ -54,13 +54,13 @@ class Machine:
         return self.now
 
 
-def searched(machine, *switches, seconds=1000.0, **options):
-    return search(switches, machine.run, seconds=seconds, clock=machine.clock, **options)
+def searched(machine, chains, *, seconds=1000.0, **options):
+    return search(chains, machine.run, seconds=seconds, clock=machine.clock, **options)
 
 
 def test_each_setting_is_tried_on_top_of_what_was_faster():
     machine = Machine({"size=2": 0.5, "size=4": 0.4, "size=8": 0.6, "workers=0": 2.0, "workers=4": 0.5})
-    found = searched(machine, SIZES, WORKERS)
+    found = searched(machine, SIZES + WORKERS)
     assert machine.started == [
         (),
         ("size=2",),
@@ -82,7 +82,7 @@ def test_each_setting_is_tried_on_top_of_what_was_faster():
 
 def test_a_chain_ends_where_it_is_no_longer_faster_and_the_others_follow():
     machine = Machine({"size=2": 1.01})
-    assert searched(machine, SIZES, WORKERS).kept == ()
+    assert searched(machine, SIZES + WORKERS).kept == ()
     assert machine.started == [(), ("size=2",), ("workers=0",), ("workers=4",)]
 
 
@@ -99,7 +99,7 @@ def test_a_chain_ends_where_it_is_no_longer_faster_and_the_others_follow():
 )
 def test_a_run_that_fails_is_an_answer_and_not_the_end(error, outcome):
     machine = Machine({"workers=4": 0.5}, errors={"size=2": error})
-    found = searched(machine, SIZES, WORKERS)
+    found = searched(machine, SIZES + WORKERS)
     assert [trial.outcome for trial in found.trials] == ["base", outcome, "equal", "faster"]
     assert found.kept == ("workers=4",)
 
@@ -118,7 +118,7 @@ def test_a_setting_that_rules_reject_is_not_started():
 
 def test_the_time_ends_the_search_and_the_rest_is_named():
     machine = Machine({"size=2": 0.5})
-    found = searched(machine, SIZES, WORKERS, seconds=25.0)
+    found = searched(machine, SIZES + WORKERS, seconds=25.0)
     assert machine.started == [(), ("size=2",)]
     assert found.untried == [("size=4",), ("size=8",), ("workers=0",), ("workers=4",)]
     assert table(found).splitlines()[-1] == (
@@ -128,7 +128,7 @@ def test_the_time_ends_the_search_and_the_rest_is_named():
 
 def test_a_setting_whose_losses_become_nan_is_not_kept():
     machine = Machine({"workers=4": 0.5}, losses={"workers=4": (5.0, math.nan)})
-    found = searched(machine, Switch(name="workers", alternatives=(("workers=4",),)))
+    found = searched(machine, [(("workers=4",),)])
     assert (found.kept, found.trials[1].outcome) == ((), "other losses (nan% apart)")
 
 
@@ -149,8 +149,7 @@ def _fails(overrides, number):
 
 def test_the_table_and_the_file():
     machine = Machine({"train.micro_batch_size=4": 0.5})
-    switch = Switch(name="size", alternatives=(("train.micro_batch_size=4",),))
-    found = searched(machine, switch)
+    found = searched(machine, [(("train.micro_batch_size=4",),)])
     assert table(found).splitlines() == [
         "setting                   ms/step  tokens/s   GiB  x best  outcome",
         "(as given)                 1000.0       100  2.00       -  base",

@@ -26,7 +26,6 @@ from mb_metrics.trainer_api import (
     BenchResult,
     Overrides,
     Search,
-    Switch,
     Trial,
     measure_once,
     override_file,
@@ -110,14 +109,9 @@ def _search(
         replicas=max(1, (processes or 1) // ranks),
     )
     given = CommandInput(arguments=[*arguments, *fixed], files=files)
-    switches = [
-        *(
-            [layout_switch(given, target=replace(machine, gpu=gpu))]
-            if gpu and machine.world_size != 1
-            else []
-        ),
-        *(Switch(name=each.name, alternatives=each.values, ordered=each.ordered) for each in alternatives),
-    ]
+    layouts = (
+        fastest_layouts(given, target=replace(machine, gpu=gpu)) if gpu and machine.world_size != 1 else []
+    )
 
     def rejected(overrides: Overrides) -> str | None:
         problems = read((*fixed, *overrides)).result.problems
@@ -134,12 +128,13 @@ def _search(
         measured = "" if trial.result is None else f", {trial.result.as_text()}"
         print(f"{setting}: {trial.outcome}{measured}", file=sys.stderr, flush=True)
 
-    result = search(switches, run, seconds=seconds, rejected=rejected, log=log)
+    chains = [*([layout] for layout in layouts), *alternatives]
+    result = search(chains, run, seconds=seconds, rejected=rejected, log=log)
     device = result.best.device if result.best is not None else "this machine"
     return result, fixed, f"{device} with {os.cpu_count()} CPUs" if device == "cpu" else device
 
 
-def layout_switch(given: CommandInput, *, target: TargetMachine) -> Switch:
+def fastest_layouts(given: CommandInput, *, target: TargetMachine) -> list[Overrides]:
     """Return the parallel layouts with the best predicted throughput, which are tried before other settings.
 
     Args:
@@ -147,14 +142,11 @@ def layout_switch(given: CommandInput, *, target: TargetMachine) -> Switch:
         target: Number of processes, and GPU.
     """
     points = sweep_points(given, targets=[target], top=LAYOUTS, layouts=True).shown
-    return Switch(
-        name="layout",
-        alternatives=tuple(
-            tuple(f"{path}={json.dumps(value)}" for path, value in point.values.items())
-            for point in points
-            if not point.verdict
-        ),
-    )
+    return [
+        tuple(f"{path}={json.dumps(value)}" for path, value in point.values.items())
+        for point in points
+        if not point.verdict
+    ]
 
 
 def _options(files: Sequence[Path], processes: int | None) -> list[str]:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from mb_metrics.bench.result import BenchResult as BenchResult
     from mb_metrics.bench.tuning import Overrides as Overrides
     from mb_metrics.bench.tuning import Search as Search
-    from mb_metrics.bench.tuning import Switch as Switch
     from mb_metrics.bench.tuning import Trial as Trial
     from mb_metrics.bench.tuning import override_file as override_file
     from mb_metrics.bench.tuning import search as search

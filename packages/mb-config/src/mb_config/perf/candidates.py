@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from mb_config.container.field_access import get_field, has_field
 from mb_config.perf.target import PerfTarget
 
 Overrides = tuple[str, ...]
+Chain = tuple[Overrides, ...]
+"""Values of a setting, as overrides. A later one is only of use if the one before made the run faster."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternatives:
-    """Other values of a setting, as overrides."""
-
-    name: str
-    values: tuple[Overrides, ...]
-    ordered: bool = False
-    """A later value is only of use if the one before made the run faster."""
-
-
-def tunable(config: Any, *, target: PerfTarget | None, cpus: int, replicas: int) -> Iterator[Alternatives]:
+def tunable(config: Any, *, target: PerfTarget | None, cpus: int, replicas: int) -> Iterator[Chain]:
     """Yield the alternatives to the settings of a configuration, those that matter most first.
 
     Args:
@@ -33,11 +24,14 @@ def tunable(config: Any, *, target: PerfTarget | None, cpus: int, replicas: int)
     """
     yield from _microbatches(config, replicas=replicas)
     if target is not None:
-        yield from _kernels(target)
-    yield from _workers(config, cpus=cpus)
+        yield from ((overrides,) for overrides in _kernels(target))
+    if has_field(config, "dataset.num_workers"):
+        own = get_field(config, "dataset.num_workers")
+        counts = (count for count in (0, 1, 2, 4, 8) if count <= cpus and count != own)
+        yield from (((f"dataset.num_workers={count}",),) for count in counts)
 
 
-def _microbatches(config: Any, *, replicas: int) -> Iterator[Alternatives]:
+def _microbatches(config: Any, *, replicas: int) -> Iterator[Chain]:
     """Yield microbatches of larger and smaller sizes: powers of two that divide the share of a replica."""
     own, total = config.train.micro_batch_size, config.train.global_batch_size
     packed = has_field(config, "dataset.packed_sequence_specs") and get_field(
@@ -48,50 +42,29 @@ def _microbatches(config: Any, *, replicas: int) -> Iterator[Alternatives]:
     share = total // replicas
     powers = [2**power for power in range(share.bit_length())]
     sizes = [size for size in powers if share % size == 0]
-    for name, found in (
-        ("larger", [size for size in sizes if size > own]),
-        ("smaller", [size for size in reversed(sizes) if size < own]),
-    ):
-        if found:
-            values = tuple((f"train.micro_batch_size={size}",) for size in found)
-            yield Alternatives(name=f"{name} microbatches", values=values, ordered=True)
+    larger = [size for size in sizes if size > own]
+    smaller = [size for size in reversed(sizes) if size < own]
+    for chain in (larger, smaller):
+        if chain:
+            yield tuple((f"train.micro_batch_size={size}",) for size in chain)
 
 
-def _workers(config: Any, *, cpus: int) -> Iterator[Alternatives]:
-    if not has_field(config, "dataset.num_workers"):
-        return
-    own = get_field(config, "dataset.num_workers")
-    counts = [count for count in (0, 1, 2, 4, 8) if count <= cpus and count != own]
-    yield Alternatives(
-        name="workers that load data", values=tuple((f"dataset.num_workers={count}",) for count in counts)
-    )
-
-
-def _kernels(target: PerfTarget) -> Iterator[Alternatives]:
+def _kernels(target: PerfTarget) -> Iterator[Overrides]:
     """Yield the other CUDA graphs and the fused kernels that a model on Transformer Engine could use."""
-    implementation = target.model("cuda_graph_impl") or "none"
-    if target.engine and target.one_layout:
-        random = ("model.use_te_rng_tracker=true", "rng.te_rng_tracker=true")
-        graphs = {
-            "none": ("model.cuda_graph_impl=none",),
-            "transformer_engine": ("model.cuda_graph_impl=transformer_engine", *random),
-            "full_iteration": ("model.cuda_graph_impl=full_iteration", *random),
-        }
-        others = tuple(value for name, value in graphs.items() if name != implementation)
-        yield Alternatives(name="CUDA graphs", values=others)
     if not target.engine:
         return
+    if target.one_layout:
+        random = ("model.use_te_rng_tracker=true", "rng.te_rng_tracker=true")
+        graphs = {"none": (), "transformer_engine": random, "full_iteration": random}
+        implementation = target.model("cuda_graph_impl") or "none"
+        yield from (
+            (f"model.cuda_graph_impl={name}", *needed)
+            for name, needed in graphs.items()
+            if name != implementation
+        )
     if target.model("position_embedding_type") == "rope" and target.model("apply_rope_fusion"):
-        yield _switch("rotary positions", "++model.transformer.fused_single_qkv_rope=true")
+        yield ("++model.transformer.fused_single_qkv_rope=true",)
     if target.model("normalization") == "RMSNorm":
-        yield _switch("norms", "model.fused_residual_rmsnorm=true")
-    yield _switch(
-        "activation",
-        "model.bias_activation_fusion=false",
-        "++model.transformer.use_te_activation_func=true",
-    )
-    yield _switch("fused operations", "++model.transformer.use_transformer_engine_op_fuser=true")
-
-
-def _switch(name: str, *overrides: str) -> Alternatives:
-    return Alternatives(name=name, values=(overrides,))
+        yield ("model.fused_residual_rmsnorm=true",)
+    yield "model.bias_activation_fusion=false", "++model.transformer.use_te_activation_func=true"
+    yield ("++model.transformer.use_transformer_engine_op_fuser=true",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mb_metrics.bench.command import BenchRunError
@@ -28,14 +28,8 @@ Overrides = tuple[str, ...]
 """Changes of the configuration, each `field=value`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """Alternatives to one setting, nearest first, such as larger microbatches."""
-
-    name: str
-    alternatives: tuple[Overrides, ...]
-    ordered: bool = False
-    """A later alternative is tried only if the previous one was faster."""
+Chain = Sequence[Overrides]
+"""Alternatives to one setting, nearest first. A later one is tried only if the previous one was faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,7 @@ class Search:
 
 
 def search(
-    switches: Sequence[Switch],
+    chains: Iterable[Chain],
     run: Callable[[Overrides, int], BenchResult],
     *,
     seconds: float,
@@ -81,7 +75,7 @@ def search(
     """Measure the base and every alternative on top of what has been kept, until the time is over.
 
     Args:
-        switches: What is tried, in this order.
+        chains: What is tried, in this order.
         run: Measures a run with overrides and the number of the trial; raises BenchRunError if it fails.
         seconds: Time of the search. A trial is not started if less is left than the longest trial so far took.
         rejected: Returns why a run with overrides could not start; None if it can.
@@ -96,7 +90,7 @@ def search(
     longest = clock() - began
     result.best = base
     _add(result, Trial(overrides=(), outcome="base", result=base), log)
-    for alternatives in _chains(switches):
+    for alternatives in chains:
         for number, overrides in enumerate(alternatives):
             if clock() - began + longest > seconds:
                 result.untried += alternatives[number:]
@@ -121,15 +115,6 @@ def merged(kept: Overrides, overrides: Overrides) -> Overrides:
 def _path(override: str) -> str:
     """Return the field of an override, without the signs with which one may be added."""
     return override.partition("=")[0].lstrip("+")
-
-
-def _chains(switches: Sequence[Switch]) -> Iterator[list[Overrides]]:
-    """Yield lists of alternatives; the rest of a list is skipped after one that is not faster."""
-    for switch in switches:
-        if switch.ordered:
-            yield list(switch.alternatives)
-        else:
-            yield from ([alternative] for alternative in switch.alternatives)
 
 
 def _run_trial(

@@ -36,14 +36,14 @@ from mb_config.mcore import (  # noqa: E402
 )
 from mb_config.mcore_defaults import drift, drift_from_data, installed_version  # noqa: E402
 from mb_config.mcore_defaults import main as mcore_defaults  # noqa: E402
-from mb_config.megatron_defaults import MegatronField, versions  # noqa: E402
+from mb_config.megatron_defaults import MegatronField, megatron_version  # noqa: E402
 from mb_config.rules.precision import DTYPES  # noqa: E402
 from mb_schema.batch_stages import scheduled_stages, steps_within  # noqa: E402
 
 
 def test_the_data_of_megatrons_classes_matches_the_installed_version(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if installed_version() not in versions():
+    if installed_version() not in ("0.19.0", megatron_version()):  # both have equal classes
         pytest.skip(
             f"no data for {installed_version()} yet: generate it with `python -m mb_config.mcore_defaults --out`"
         )

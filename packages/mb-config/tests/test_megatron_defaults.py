@@ -13,13 +13,12 @@ from mb_config import (
     megatron_fields,
     non_default_values,
 )
-from mb_config.megatron_defaults import CLASSES, megatron_defaults, plain_value, versions
+from mb_config.megatron_defaults import CLASSES, megatron_defaults, megatron_version, plain_value
 
 
-def test_each_version_has_all_classes():
-    assert versions() == ("0.19.0", "0.19.2")
-    for version in versions():
-        assert [len(megatron_fields(name, version=version)) > 3 for name in CLASSES] == [True] * len(CLASSES)
+def test_the_data_has_all_classes():
+    assert megatron_version() == "0.19.2"
+    assert [len(megatron_fields(name)) > 3 for name in CLASSES] == [True] * len(CLASSES)
 
 
 def test_a_field():
@@ -35,13 +34,7 @@ def test_a_field():
     assert megatron_fields("TransformerConfig")["pipeline_dtype"].accepts(None)
 
 
-def test_a_build_tag_is_ignored():
-    assert megatron_defaults("RNGConfig", version="0.19.2+1b1b8e5")["seed"] == 1234
-
-
-def test_unknown_versions_and_classes_are_errors():
-    with pytest.raises(UnknownMegatronError, match=r"Megatron Core 0.1: there is no data.*0.19.0 or 0.19.2"):
-        megatron_fields("RNGConfig", version="0.1")
+def test_unknown_classes_are_errors():
     with pytest.raises(UnknownMegatronError, match="GPTConfig: there is no data for this class"):
         megatron_fields("GPTConfig")
 

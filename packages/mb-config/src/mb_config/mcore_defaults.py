@@ -1,6 +1,6 @@
 """Record the fields of the configuration classes of the installed Megatron. Importing this file imports torch.
 
-python -m mb_config.mcore_defaults --out FOLDER     writes FOLDER/<version>.json
+python -m mb_config.mcore_defaults --out FOLDER     writes FOLDER/fields.json
 python -m mb_config.mcore_defaults --check          exits with 1 if the data in this package differs
 """
 
@@ -24,12 +24,11 @@ import megatron.core
 from mb_config.container.field_types import options
 from mb_config.megatron_defaults import (
     CLASSES,
+    FILE,
     MegatronField,
-    data_version,
     megatron_fields,
     parse,
     plain_value,
-    versions,
 )
 
 _WORDS = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null", dict: "dict"}
@@ -72,15 +71,10 @@ def drift(known: Mapping[str, MegatronField], installed: Mapping[str, MegatronFi
     return lines
 
 
-def drift_from_data(*, version: str | None = None) -> dict[str, list[str]]:
-    """Return the differences between the installed Megatron and the data of `version` (default: its own) by class.
-
-    Raises:
-        UnknownMegatronError: If there is no data for that version.
-    """
-    found = parse(describe_installed())
-    wanted = installed_version() if version is None else version
-    lines = {name: drift(megatron_fields(name, version=wanted), found[name]) for name in CLASSES}
+def drift_from_data() -> dict[str, list[str]]:
+    """Return the differences between the installed Megatron and the data in this package by class."""
+    found = parse(json.loads(describe_installed()))
+    lines = {name: drift(megatron_fields(name), found[name]) for name in CLASSES}
     return {name: changed for name, changed in lines.items() if changed}
 
 
@@ -88,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write or compare the data of the installed version, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mb_config.mcore_defaults", description=__doc__)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--out", type=Path, metavar="FOLDER", help="write <version>.json there")
+    action.add_argument("--out", type=Path, metavar="FOLDER", help=f"write {FILE} there")
     action.add_argument("--check", action="store_true", help="compare with the data in this package")
     options_ = parser.parse_args(arguments)
     if options_.check:
@@ -96,20 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, lines in changed.items():
             print("\n".join([name, *(f"  {line}" for line in lines)]))
         return 1 if changed else 0
-    file = options_.out / f"{installed_version()}.json"
-    file.write_text(_in_short(describe_installed()), encoding="utf-8")
+    file = options_.out / FILE
+    file.write_text(describe_installed(), encoding="utf-8")
     print(file)
     return 0
-
-
-def _in_short(text: str) -> str:
-    """Return the text, or a reference to another version in this package with equal data."""
-    version, found = installed_version(), parse(text)
-    for other in versions():
-        equal = {name: megatron_fields(name, version=other) for name in found} == found
-        if equal and version != other == data_version(other):
-            return f'{{"megatron_core": "{version}", "same_as": "{other}"}}\n'
-    return text
 
 
 def _module(name: str) -> types.ModuleType:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from mb_config.container.section import field_default
-from mb_config.megatron_defaults import megatron_defaults, plain_value, versions
+from mb_config.megatron_defaults import megatron_defaults, megatron_version, plain_value
 from mb_schema.secrets import masked
 
 _COMPARED = {"optimizer": "OptimizerConfig", "ddp": "DistributedDataParallelConfig", "model": ""}
@@ -15,9 +15,7 @@ _LISTED = ("train", "validation", "scheduler", "dataset", "checkpoint", "logger"
 _RULER = "=" * 70
 
 
-def non_default_values(
-    config: Any, *, version: str | None = None, sections: Collection[str] | None = None
-) -> str:
+def non_default_values(config: Any, *, sections: Collection[str] | None = None) -> str:
     """Return the differences of optimizer, ddp and model from Megatron Core, and the values of the other sections.
 
     Fields that Megatron Core does not have are compared with the defaults of the section. A model with
@@ -26,13 +24,9 @@ def non_default_values(
 
     Args:
         config: A container or an object with sections as attributes. Sections may be mappings or absent.
-        version: Version of Megatron Core; None: the newest one with data.
         sections: Names of the sections to report; None: all.
-
-    Raises:
-        UnknownMegatronError: If there is no data for that version.
     """
-    lines = [_RULER, f"Configuration, compared with Megatron Core {version or versions()[-1]}", _RULER]
+    lines = [_RULER, f"Configuration, compared with Megatron Core {megatron_version()}", _RULER]
     present = {
         name: section
         for name in (*_COMPARED, *_LISTED)
@@ -40,7 +34,7 @@ def non_default_values(
     }
     for name, section in present.items():
         if name in _COMPARED:
-            theirs = megatron_defaults(_COMPARED[name] or megatron_class_name(section), version=version)
+            theirs = megatron_defaults(_COMPARED[name] or megatron_class_name(section))
             lines += _block(name, list(_differences(section, theirs)))
         else:
             shown = {key: value for key, value in _values(section).items() if value is not None}

@@ -1,6 +1,6 @@
-"""Fields and defaults of Megatron's configuration classes as data, one file per version of Megatron Core.
+"""Fields and defaults of Megatron's configuration classes as data.
 
-`python -m mb_config.mcore_defaults` writes the file of the installed version; `--check` prints the differences.
+`python -m mb_config.mcore_defaults` writes the file from the installed version; `--check` prints the differences.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ CLASSES: Mapping[str, str] = {
 """Class in the data files to its module in Megatron."""
 
 
+FILE = "fields.json"
+"""Data file in this package."""
+
+
 class UnknownMegatronError(ConfigurationError, LookupError):
-    """There is no data for the class or version of Megatron Core."""
+    """There is no data for the class of Megatron Core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,38 +64,32 @@ class MegatronField:
         return "any" in self.kinds or kind in self.kinds or (kind == "int" and "float" in self.kinds)
 
 
-def versions() -> tuple[str, ...]:
-    """Return the versions of Megatron Core with data, the newest last."""
-    names = (item.name.removesuffix(".json") for item in files(__name__).iterdir() if item.name[0].isdigit())
-    return tuple(sorted(names, key=lambda name: [int(part) for part in name.split(".")]))
+def megatron_version() -> str:
+    """Return the version of Megatron Core that the data is of."""
+    return str(_read()["megatron_core"])
 
 
-def megatron_fields(name: str, *, version: str | None = None) -> Mapping[str, MegatronField]:
+@cache
+def megatron_classes() -> dict[str, dict[str, MegatronField]]:
+    """Return the fields of each class, in Megatron's order."""
+    return parse(_read())
+
+
+def megatron_fields(name: str) -> Mapping[str, MegatronField]:
     """Return the fields of a class such as `TransformerConfig`, in Megatron's order.
 
-    Args:
-        name: Name of the class.
-        version: Version of Megatron Core; None: the newest one with data.
-
     Raises:
-        UnknownMegatronError: If there is no such class or version; lists the known ones.
+        UnknownMegatronError: If there is no such class; lists the known ones.
     """
-    known = versions()
-    wanted = known[-1] if version is None else version.partition("+")[0]
-    if wanted not in known:
-        raise UnknownMegatronError(
-            f"Megatron Core {wanted}: there is no data for this version. "
-            f"Use {' or '.join(known)}, or generate it with `python -m mb_config.mcore_defaults`."
-        )
-    classes = _read(wanted)
+    classes = megatron_classes()
     if name not in classes:
         raise UnknownMegatronError(f"{name}: there is no data for this class. Use {', '.join(classes)}.")
     return classes[name]
 
 
-def megatron_defaults(name: str, *, version: str | None = None) -> dict[str, Any]:
+def megatron_defaults(name: str) -> dict[str, Any]:
     """Return field name to default as plain data; see `megatron_fields`."""
-    return {key: item.default for key, item in megatron_fields(name, version=version).items()}
+    return {key: item.default for key, item in megatron_fields(name).items()}
 
 
 def plain_value(value: Any) -> Any:
@@ -115,26 +113,18 @@ def _word(value: Any) -> str:
     return str(value).removeprefix("torch.") if name is None else str(name)
 
 
-def parse(text: str) -> dict[str, dict[str, MegatronField]]:
-    """Parse a data file into its classes."""
+def parse(data: Mapping[str, Any]) -> dict[str, dict[str, MegatronField]]:
+    """Return the classes in the content of a data file."""
     return {
         name: {
             key: MegatronField(default=default, kinds=frozenset(kinds.split("|")))
             for key, (default, kinds) in rows.items()
         }
-        for name, rows in json.loads(text)["classes"].items()
+        for name, rows in data["classes"].items()
     }
 
 
-def data_version(version: str) -> str:
-    """Return the version whose file contains the data of this one: itself, or one with equal data."""
-    return str(json.loads(_text(version)).get("same_as", version))
-
-
 @cache
-def _read(version: str) -> dict[str, dict[str, MegatronField]]:
-    return parse(_text(data_version(version)))
-
-
-def _text(version: str) -> str:
-    return (files(__name__) / f"{version}.json").read_text(encoding="utf-8")
+def _read() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = json.loads((files(__name__) / FILE).read_text(encoding="utf-8"))
+    return data

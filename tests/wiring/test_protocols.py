@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from mb_loop.graphs.megatron import GraphedModel, GraphLoopSettings, LayerGraphs
     from mb_loop.mcore import MegatronRerunMachine, RerunSettings
     from mb_loop.progress.progress_log import ProgressState
-    from mb_loop.progress.progress_recorder import LoggingRank, RecordedState
+    from mb_loop.progress.progress_recorder import LoggingRank
     from mb_loop.settings import LoopSettings
     from mb_loop.step.attention_logits import LogitSettings
     from mb_metrics import ModelNorms
@@ -233,9 +233,6 @@ if TYPE_CHECKING:
         return section
 
     def _(state: GlobalState) -> ProgressState:
-        return state
-
-    def _(state: GlobalState) -> RecordedState:
         return state
 
     def _(world: World) -> LoggingRank:

@@ -33,9 +33,12 @@ from mb_loop.maintenance.manual_gc import ManualGC
 from mb_loop.maintenance.periodic import wait_for_device
 from mb_loop.maintenance.replicas import ReplicaCheck
 from mb_loop.parts import TrainParts
-from mb_loop.progress.progress_log import SaveDirectory, compute_throughputs_and_append_to_progress_log
+from mb_loop.progress.progress_log import (
+    ProgressSettings,
+    SaveDirectory,
+    compute_throughputs_and_append_to_progress_log,
+)
 from mb_loop.settings import CheckpointSettings, GlobalState, LoopSettings, TrainSettings, batch_plan
-from mb_loop.state import TrainState
 from mb_loop.step.forward_step import ForwardStep
 from mb_loop.step.hooks import ForwardPreHooks, forward_pre_hooks
 from mb_loop.step.losses import LossGroups
@@ -323,28 +326,16 @@ def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     return operations
 
 
-class ProgressSection(Protocol):
-    """Field that saving reads from section `logger`."""
-
-    @property
-    def log_progress(self) -> bool:
-        """Append a line to progress.txt for each persistent checkpoint."""
-
-
 class SaveSection(CheckpointSettings, SaveDirectory, Protocol):
     """Section `checkpoint`: save intervals and directory."""
 
 
-class SaveSettings(LoopSettings, Protocol):
+class SaveSettings(LoopSettings, ProgressSettings, Protocol):
     """Configuration sections that saving reads."""
 
     @property
     def checkpoint(self) -> SaveSection:
         """Save intervals and directory."""
-
-    @property
-    def logger(self) -> ProgressSection | None:
-        """Progress log settings; None: no progress.txt."""
 
 
 class SignalHandler(Protocol):
@@ -354,24 +345,16 @@ class SignalHandler(Protocol):
         """Return for each rank whether it has received the signal. Collective."""
 
 
-class SaveState(Protocol):
-    """Fields of a global state that saving and exit decisions read.
+class SaveState(GlobalState, Protocol):
+    """Fields of a global state that saving and exit decisions read. `start_time` is in seconds since the epoch.
 
     With `train.exit_signal_handler` and without `stop_requested`, `checkpoint_and_decide_exit` also reads
     `signal_handler`, a `SignalHandler`.
     """
 
     @property
-    def train_state(self) -> TrainState:
-        """The counters."""
-
-    @property
     def cfg(self) -> SaveSettings:
         """The configuration."""
-
-    @property
-    def start_time(self) -> float | None:
-        """Seconds since the epoch when the job began."""
 
 
 def save_checkpoint_and_time(  # noqa: PLR0913 (Megatron-Bridge's arguments)

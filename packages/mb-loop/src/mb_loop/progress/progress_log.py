@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mb_loop.errors import LoopError, ParallelSetupError
+from mb_loop.settings import ModelSettings
 from mb_loop.state import TrainState
 
 FILE_NAME = "progress.txt"
@@ -41,12 +42,12 @@ class SaveDirectory(Protocol):
         """Whether checkpoints are written in the background; read if the caller does not pass `asynchronous`."""
 
 
-class SequenceLength(Protocol):
-    """Field that is read from section `model`."""
+class ProgressSwitch(Protocol):
+    """Field that is read from section `logger`."""
 
     @property
-    def seq_length(self) -> int | None:
-        """Tokens per sequence."""
+    def log_progress(self) -> bool:
+        """Write progress.txt."""
 
 
 class ProgressSettings(Protocol):
@@ -57,8 +58,12 @@ class ProgressSettings(Protocol):
         """Directory of the file."""
 
     @property
-    def model(self) -> SequenceLength:
+    def model(self) -> ModelSettings:
         """Sequence length."""
+
+    @property
+    def logger(self) -> ProgressSwitch | None:
+        """Whether the file is written; None: it is not. Read by `progress_recorders` and by saves of a custom loop."""
 
 
 class ProgressState(Protocol):

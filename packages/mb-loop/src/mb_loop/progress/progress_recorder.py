@@ -11,7 +11,6 @@ from mb_loop.progress.progress_log import (
     SAVED_LATER,
     STARTED,
     ProgressLogError,
-    ProgressSettings,
     ProgressState,
     append_to_progress_log,
     compute_throughputs_and_append_to_progress_log,
@@ -19,30 +18,6 @@ from mb_loop.progress.progress_log import (
 
 if TYPE_CHECKING:
     from mb_loop.callbacks import CallbackContext
-
-
-class ProgressSwitch(Protocol):
-    """Field that is read from section `logger`."""
-
-    @property
-    def log_progress(self) -> bool:
-        """Write progress.txt."""
-
-
-class RecordedSettings(ProgressSettings, Protocol):
-    """Configuration sections that `progress_recorders` reads."""
-
-    @property
-    def logger(self) -> ProgressSwitch:
-        """Logging."""
-
-
-class RecordedState(ProgressState, Protocol):
-    """Fields of a global state that `progress_recorders` reads."""
-
-    @property
-    def cfg(self) -> RecordedSettings:
-        """Configuration."""
 
 
 class LoggingRank(Protocol):
@@ -133,7 +108,7 @@ class ProgressRecorder:
 
 
 def progress_recorders(
-    state: RecordedState, *, world: LoggingRank, print_line: Callable[[str], None]
+    state: ProgressState, *, world: LoggingRank, print_line: Callable[[str], None]
 ) -> list[ProgressRecorder]:
     """Return the callback that writes progress.txt, on the logging rank if `logger.log_progress` is set.
 
@@ -142,6 +117,7 @@ def progress_recorders(
         world: rank of this process.
         print_line: logs a line.
     """
-    if not (state.cfg.logger.log_progress and world.is_logging_rank):
+    logger = state.cfg.logger
+    if logger is None or not (logger.log_progress and world.is_logging_rank):
         return []
     return [ProgressRecorder(state, world_size=world.world_size, print_line=print_line)]

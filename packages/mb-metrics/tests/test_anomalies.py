@@ -6,7 +6,7 @@ import random
 import pytest
 from sample_runs import BEGIN, event, row, write_run
 
-from mb_metrics.report.anomalies import data_command, find_anomalies
+from mb_metrics.report.anomalies import AnomalyFinder, data_command
 from mb_metrics.report.incremental_statistics import compute_run_statistics
 from mb_metrics.report.page import report_html
 from mb_metrics.report.run_reader import read_run
@@ -27,7 +27,7 @@ def noisy_run(folder, *, changes=None, slow=None, events=(), steps=400):
 
 
 def anomalies(run):
-    return [(one.kind, one.step, one.last_step) for one in find_anomalies(run, split_time(run))]
+    return [(one.kind, one.step, one.last_step) for one in AnomalyFinder().find(run, split_time(run))]
 
 
 def test_a_usual_run_has_none(tmp_path):
@@ -49,7 +49,7 @@ def test_each_kind_is_found_with_its_first_and_last_step(tmp_path):
         ("spike", 250, 250),
         ("stall", 300, 300),
     ]
-    assert [one.text.partition(", usually")[0] for one in find_anomalies(run, split_time(run))] == [
+    assert [one.text.partition(", usually")[0] for one in AnomalyFinder().find(run, split_time(run))] == [
         "lm loss rose to 9",
         "lm loss is NaN or infinite, until step 203",
         "gradient norm rose to 30",

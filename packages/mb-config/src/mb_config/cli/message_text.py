@@ -7,11 +7,11 @@ from mb_schema.rules import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
 from mb_schema.rules import truncate as truncate
 
 
-def truncate_repr(value: object, most: int = MAX_VALUE_LENGTH) -> str:
+def truncate_repr(value: object) -> str:
     """Return `repr(value)`, truncated."""
-    if isinstance(value, str) and len(value) > 2 * most:
-        return repr(truncate(value, most))
+    if isinstance(value, str) and len(value) > 2 * MAX_VALUE_LENGTH:
+        return repr(truncate(value))
     try:
-        return truncate(repr(value), most)
+        return truncate(repr(value))
     except ValueError:  # Python prints integers of up to 4,300 digits
         return "an integer of thousands of digits"

@@ -47,9 +47,7 @@ OTHER_TRAINERS = {
 """Names of Hugging Face's Trainer and models, torchtitan, DeepSpeed and nanoGPT, and the field that sets the same."""
 
 
-def unknown_key_error(
-    path: str, siblings: Iterable[str], root: object, *, origin: str = ""
-) -> UnknownKeyError:
+def unknown_key_error(path: str, siblings: Iterable[str], root: object) -> UnknownKeyError:
     """Return the error for an unknown key, with the nearest names.
 
     Searches the `siblings` of the key first, then the last part of its path in all sections of `root`
@@ -62,9 +60,9 @@ def unknown_key_error(
             f"no such field in this class: only {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it. "
             f"Write _target_: {owners[0]} in {path.rpartition('.')[0]}"
         )
-        return UnknownKeyError(message, path=path, origin=origin, nearest=nearest)
+        return UnknownKeyError(message, path=path, nearest=nearest)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-    return UnknownKeyError(f"no such field{hint}", path=path, origin=origin, nearest=nearest)
+    return UnknownKeyError(f"no such field{hint}", path=path, nearest=nearest)
 
 
 def owners_of(path: str, root: object) -> list[str]:

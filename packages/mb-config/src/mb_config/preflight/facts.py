@@ -63,7 +63,6 @@ def collect_facts(
     env_vars: object = None,
     versions: Mapping[str, str | None] = NOTHING,
     gpu: str | None = None,
-    gpus_per_node: int | None = None,
 ) -> dict[str, object]:
     """Return the facts for `check` from known values; nothing is detected.
 
@@ -75,7 +74,6 @@ def collect_facts(
         env_vars: The section of that name, which adds variables that the shell does not set.
         versions: Versions of `transformer_engine` and `torch` on the target machine; None: not installed.
         gpu: Short name of the GPUs of the target machine, such as "h100".
-        gpus_per_node: GPUs that NVLink connects there; None: those of the common system of `gpu`, if known.
     """
     facts: dict[str, object] = {"env": environment_variables(env_vars, env)}
     facts |= {f"{name}_version": version for name, version in versions.items() if version is not None}
@@ -85,9 +83,8 @@ def collect_facts(
         facts["world_size"] = world_size
     if gpu is not None:
         facts |= {"gpu": gpu, "cpu": False}
-        gpus_per_node = gpus_per_node or nvlink_gpus(gpu)
-    if gpus_per_node is not None:
-        facts["gpus_per_node"] = gpus_per_node
+        if (connected := nvlink_gpus(gpu)) is not None:
+            facts["gpus_per_node"] = connected
     return facts
 
 

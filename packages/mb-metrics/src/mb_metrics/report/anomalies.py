@@ -46,11 +46,6 @@ class Anomaly:
         return f"{self.metric} rose to {short(self.value)}, usually {short(self.usual)}{steps}"
 
 
-def find_anomalies(run: RunHistory, split: TimeSplit) -> tuple[Anomaly, ...]:
-    """Return the anomalies of a run; see `AnomalyFinder`."""
-    return AnomalyFinder().find(run, split)
-
-
 class AnomalyFinder:
     """Search for the anomalies of a run that grows.
 

@@ -94,7 +94,7 @@ class RunStatistics:
     """Estimated time to the last step, including evaluations and saves; only for a run in progress."""
     warnings: tuple[str, ...]
     anomalies: tuple[Anomaly, ...] = ()
-    """Spikes, losses that are not finite, and stalls, by step; see `find_anomalies`."""
+    """Spikes, losses that are not finite, and stalls, by step; see `AnomalyFinder`."""
 
     def _repr_html_(self) -> str:
         """Return statistics and anomalies as tables without colours, for light and dark notebooks."""

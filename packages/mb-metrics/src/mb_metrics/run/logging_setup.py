@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ class LoggingLevelError(MetricsError, ValueError):
 def configure_logging(
     config: LoggerConfig,
     *,
-    own_loggers: Sequence[str] = OWN_LOGGERS,
     root: logging.Logger | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
@@ -32,7 +31,7 @@ def configure_logging(
     The level is `logging_level`, else the environment variable MEGATRON_LOGGING_LEVEL (a number), else INFO. It is set
     on the root logger and, with `set_level_for_all_loggers`, on every existing logger. The handlers of the root logger
     drop records of `modules_to_filter` and, with `filter_warnings`, records of level WARNING from loggers outside the
-    trainer (a logger belongs to the trainer if its name starts with one of `own_loggers`).
+    trainer (a logger belongs to the trainer if its name starts with "mb_").
 
     Raises:
         LoggingLevelError: the level in the environment is not a number.
@@ -49,9 +48,7 @@ def configure_logging(
     def passes(record: logging.LogRecord) -> bool:
         if any(record.name == name or record.name.startswith(f"{name}.") for name in dropped):
             return False
-        is_foreign_warning = record.levelno == logging.WARNING and not record.name.startswith(
-            tuple(own_loggers)
-        )
+        is_foreign_warning = record.levelno == logging.WARNING and not record.name.startswith(OWN_LOGGERS)
         return not (config.filter_warnings and is_foreign_warning)
 
     for handler in root.handlers:

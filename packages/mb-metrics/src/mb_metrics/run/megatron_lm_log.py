@@ -4,9 +4,9 @@ Adapter for torch. Megatron Core is imported only if the batch size grows during
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -50,32 +50,6 @@ class MegatronLMArguments(Protocol):
     @property
     def iteration(self) -> int:
         """Steps of the checkpoint that the run resumed from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCounters:
-    """Counters of a step of Megatron-LM."""
-
-    step: int
-    consumed_train_samples: int
-    skipped_train_samples: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepState:
-    """Counters, and the receiver of the records."""
-
-    train_state: StepCounters
-    metrics: StepRecorder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
-    """Sections that `log_step` reads."""
-
-    logger: LoggerConfig
-    train: MegatronLMArguments
-    model: object
 
 
 def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
@@ -125,11 +99,15 @@ def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
     """
     samples = _global_batch_size(args)
     tokens = samples * args.seq_length if total_real_tokens_in_batch is None else total_real_tokens_in_batch
-    counters = StepCounters(step=iteration, consumed_train_samples=args.consumed_train_samples)
+    counters = SimpleNamespace(
+        step=iteration, consumed_train_samples=args.consumed_train_samples, skipped_train_samples=0
+    )
     logger = LoggerConfig(
         log_interval=args.log_interval, log_memory_to_tensorboard=args.log_memory_to_tensorboard
     )
     section = model[0].config if model and hasattr(model[0], "config") else None
+    config: Any = SimpleNamespace(logger=logger, train=args, model=section)
+    state: Any = SimpleNamespace(train_state=counters, metrics=metrics)
     return log_step(
         loss_dict,
         total_loss_dict,
@@ -141,8 +119,8 @@ def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
         grad_norm,
         params_norm,
         num_zeros_in_grad,
-        LogConfig(logger=logger, train=args, model=section),
-        StepState(train_state=counters, metrics=metrics),
+        config,
+        state,
         None,
         model,
         pg_collection,

@@ -44,7 +44,29 @@ class RankOfWorld(Protocol):
         """True if this rank prints."""
 
 
-class RankConsole:
+class LineStream:
+    """Text stream that passes each complete line to a function.
+
+    Args:
+        print_line: Receives a line without its end.
+    """
+
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print_line = print_line
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Buffer text and print complete lines: a progress bar is only redrawn between lines."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._print_line(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: complete lines are printed at once."""
+
+
+class RankConsole(LineStream):
     """Text output of one rank: on the console if this rank logs for all, and in log.txt once it is open.
 
     A text stream (`write`, `flush`), so that metrics print through it. On a terminal, lines are printed above the
@@ -67,6 +89,7 @@ class RankConsole:
         stream: TextIO | None = None,
         style: ConsoleStyle = "megatron",
     ) -> None:
+        super().__init__(self._print_and_log)
         self.rank = rank
         self.is_logging_rank = is_logging_rank
         output = stream or sys.stdout
@@ -78,7 +101,6 @@ class RankConsole:
         """True: the console has lines for people, and Megatron's lines and other details are in the log only."""
         self._log: LineFile | None = None
         self._unlogged: list[str] = []
-        self._line = ""
 
     @classmethod
     def of(cls, world: RankOfWorld, *, style: ConsoleStyle) -> "RankConsole":
@@ -115,21 +137,14 @@ class RankConsole:
         """Print one line."""
         self.write(f"{text}\n")
 
-    def write(self, text: str) -> int:
-        """Buffer text and print complete lines: a progress bar is only redrawn between lines."""
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            if self.is_logging_rank:
-                self._terminal.print(line)
-            self.log(line)
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: complete lines are printed at once."""
+    def _print_and_log(self, line: str) -> None:
+        if self.is_logging_rank:
+            self._terminal.print(line)
+        self.log(line)
 
     def close(self) -> None:
         """Print the rest of an incomplete line, and close the log file."""
-        if self._line:
+        if self._rest:
             self.write("\n")
         if self._log is not None:
             self._log.close()
@@ -145,9 +160,9 @@ class RankConsole:
             self._unlogged += lines
 
     @property
-    def details(self) -> "DetailStream":
+    def details(self) -> LineStream:
         """Stream of lines of detail, for sinks."""
-        return DetailStream(self)
+        return LineStream(self.detail)
 
     def alert(self, text: str) -> None:
         """Print a text of this rank to stderr and to the log, whichever rank logs for all."""
@@ -215,24 +230,6 @@ class FaultTolerantStream:
             self._warn(
                 f"warning: {name}: {reason.lower()}; the run continues, and its output is in the log only"
             )
-
-
-class DetailStream:
-    """Text stream whose complete lines are printed by `RankConsole.detail`."""
-
-    def __init__(self, console: RankConsole) -> None:
-        self._console = console
-        self._line = ""
-
-    def write(self, text: str) -> int:
-        """Buffer text and print complete lines."""
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            self._console.detail(line)
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: complete lines are printed at once."""
 
 
 @dataclass(frozen=True, slots=True)

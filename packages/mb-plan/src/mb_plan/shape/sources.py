@@ -85,12 +85,10 @@ def read_model(path: str | Path) -> dict[str, Any]:
     return {**source.model, **({} if rows is None else {"vocab_size": rows})}
 
 
-def embedding_rows(sections: Mapping[str, Any], *, tp: int | None = None) -> int | None:
+def embedding_rows(sections: Mapping[str, Any]) -> int | None:
     """Return the rows of the embedding of a run: those of the model, or those of the tokenizer with padding.
 
-    Args:
-        sections: "model", and perhaps "tokenizer".
-        tp: Tensor-parallel size; None: that of the model.
+    `sections` has "model", and perhaps "tokenizer".
     """
     model, tokenizer = sections["model"], sections.get("tokenizer")
     rows: int | None = read_field(model, "vocab_size")
@@ -100,7 +98,7 @@ def embedding_rows(sections: Mapping[str, Any], *, tp: int | None = None) -> int
     if not read_field(tokenizer, "pad_vocab_size", True):
         return int(entries)
     multiple = (read_field(model, "make_vocab_size_divisible_by") or 128) * (
-        tp or read_field(model, "tensor_model_parallel_size") or 1
+        read_field(model, "tensor_model_parallel_size") or 1
     )
     return -(-int(entries) // multiple) * multiple
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from mb_metrics.config import LoggerConfig as LoggerConfig
     from mb_metrics.errors import MetricsError as MetricsError
     from mb_metrics.errors import ReportWriteError as ReportWriteError
+    from mb_metrics.flops.model import gpt_flops_per_token as gpt_flops_per_token
     from mb_metrics.flops.model import model_flops_per_token as model_flops_per_token
     from mb_metrics.flops.model_shape import UnknownFlopsError as UnknownFlopsError
     from mb_metrics.flops.peaks import peak_tflops as peak_tflops
     from mb_metrics.flops.per_token import FlopsPerToken as FlopsPerToken
-    from mb_metrics.flops.per_token import gpt_flops_per_token as gpt_flops_per_token
     from mb_metrics.integrations.accelerate import AccelerateTracker as AccelerateTracker
     from mb_metrics.integrations.lightning import LightningLogger as LightningLogger
     from mb_metrics.integrations.step_logger import StepLogger as StepLogger

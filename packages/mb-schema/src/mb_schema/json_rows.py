@@ -1,6 +1,7 @@
 """Rows of files of JSON lines, which a kill cuts short and which may come from elsewhere."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ LONGEST = 1 << 22
 DEEPEST = 64
 """Levels of the deepest row."""
 _LARGEST = 2**63
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON does not support, and their text in a row."""
 
 
 def parse_row(line: bytes | str) -> dict[str, Any] | None:
@@ -29,6 +32,23 @@ def step_of_row(row: Mapping[str, Any]) -> int | None:
     """Return the step of a row; None if it has none that 64 bits hold."""
     step = row.get("step")
     return step if type(step) is int and -_LARGEST <= step < _LARGEST else None
+
+
+def plain_number(value: float) -> float | str:
+    """Return a number as JSON can hold it: NaN and infinity as text."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def number_of(raw: object) -> float | None:
+    """Return the number that a row has, also as the text of `plain_number`; None if it is none."""
+    if isinstance(raw, str):
+        return NOT_FINITE.get(raw)
+    try:
+        return float(raw) if isinstance(raw, int | float) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def _is_shallow(row: Any) -> bool:

@@ -1,7 +1,6 @@
 """Command `at`: the text of one step of a run."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from mb_data.loading.step_batch import (
 from mb_data.megatron.sample_indices import IndexRequest
 from mb_data.text.shards.origin import document_origins
 from mb_data.tokenizers.base import Tokenizer
+from mb_schema.json_rows import plain_number
 
 SHOWN = 240
 """Characters of a text that are printed without `--full`."""
@@ -84,7 +84,7 @@ def _as_data(
         "consumed_samples": position.consumed,
         "samples": position.samples,
         "data_parallel_size": position.replicas,
-        "metrics": {name: _as_json(value) for name, value in position.metrics.items()},
+        "metrics": {name: plain_number(value) for name, value in position.metrics.items()},
         "sequences": [
             {
                 "index": sequence.index,
@@ -98,10 +98,3 @@ def _as_data(
             for sequence in sequences
         ],
     }
-
-
-def _as_json(value: float) -> float | str:
-    """Return a number, or its text as in metrics.jsonl if JSON does not support it: NaN, Infinity or -Infinity."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

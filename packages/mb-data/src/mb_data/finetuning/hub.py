@@ -18,6 +18,7 @@ from mb_data.finetuning.hub_config import (
     PromptCompletionSFTPreprocessingConfig,
 )
 from mb_data.libraries import load_dataset
+from mb_schema.files import replaced
 
 
 def with_files(config: FinetuningDatasetConfig, *, rewrite: bool = False) -> FinetuningDatasetConfig:
@@ -51,11 +52,9 @@ def with_files(config: FinetuningDatasetConfig, *, rewrite: bool = False) -> Fin
             file = folder / f"{split}.jsonl"
             if file.exists() and not rewrite:
                 continue
-            part = file.with_suffix(".part")  # a kill leaves no file that seems complete
-            with part.open("w", encoding="utf-8") as stream:
+            with replaced(file) as part, part.open("w", encoding="utf-8") as stream:
                 rows = _rows(split, source, config)
                 stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            part.replace(file)
     return replace(config, dataset_root=str(folder), hf_dataset=None)
 
 

@@ -17,15 +17,13 @@ from mb_data.loading.document_parts import DocumentPart, document_parts
 from mb_data.loading.loaders import rank_sampler
 from mb_data.run_data import RunDatasets
 from mb_data.tokenizers.base import Tokenizer
-from mb_schema.json_rows import parse_row, step_of_row
+from mb_schema.json_rows import number_of, parse_row, step_of_row
 from mb_schema.yaml_settings import parse_settings
 
 CONSUMED, BATCH, WORLD = "samples vs steps", "batch-size", "world-size"
 """Names in metrics.jsonl: consumed samples after a step, its samples over all ranks, and processes."""
 WORLD_OF_START = "world_size"
 """Processes in the event with which a run starts or resumes."""
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""Texts in metrics.jsonl in place of numbers that JSON does not support."""
 _LARGEST = 2**63
 _TOKENS = ("tokens", "text_enc", "input_ids")
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
@@ -109,16 +107,9 @@ def find_step(run: Path, step: int) -> StepPosition:
             name: number
             for name, value in of_step.items()
             if ("loss" in name or name in ("grad-norm", "learning-rate"))
-            and (number := _number(value)) is not None
+            and (number := number_of(value)) is not None
         },
     )
-
-
-def _number(value: object) -> float | None:
-    """Return the value of a metric; None if it is no number, or one that no run writes."""
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST):
-        return value
-    return float(str(value)) if value in _NOT_FINITE else None
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

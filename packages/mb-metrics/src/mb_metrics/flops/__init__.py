@@ -1,5 +1,5 @@
 """Floating-point operations of a token, from the shape of a model, and the peaks of GPUs.
 
 `model_shape.py` reads a configuration, `layers.py` counts, `model.py` sums up; `per_token.py` has the
-closed formula of a dense GPT, and `peaks.py` what GPUs reach.
+parts, and `peaks.py` what GPUs reach.
 """

@@ -62,6 +62,52 @@ def model_flops_per_token(
     return add_up(parts, causal=causal)
 
 
+def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
+    *,
+    num_layers: int,
+    hidden_size: int,
+    ffn_hidden_size: int,
+    num_attention_heads: int,
+    seq_length: int,
+    vocab_size: int,
+    num_query_groups: int | None = None,
+    kv_channels: int | None = None,
+    gated_mlp: bool = False,
+    causal: bool = True,
+) -> FlopsPerToken:
+    """Return the model FLOPs per token of a dense GPT, as used for TFLOP/s and MFU.
+
+    Matrix products count 6 operations per weight and token; the docstring of `mb_metrics.flops.per_token` has the
+    closed formula and its sources. Other architectures: `model_flops_per_token`.
+
+    Args:
+        num_layers: Transformer layers.
+        hidden_size: Width of the residual stream.
+        ffn_hidden_size: Width inside the feed-forward layer (of each half, when gated).
+        num_attention_heads: Query heads.
+        seq_length: Tokens per sequence.
+        vocab_size: Rows of the output layer, padding included.
+        num_query_groups: Key-value heads; None: equal to the number of query heads.
+        kv_channels: Width of a head; None: hidden_size // num_attention_heads.
+        gated_mlp: True if the feed-forward layer is gated and has three matrices.
+        causal: True if a token attends only to earlier positions.
+
+    Raises:
+        UnknownFlopsError: a size is not positive.
+    """
+    model = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "ffn_hidden_size": ffn_hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "num_query_groups": num_query_groups,
+        "kv_channels": kv_channels,
+        "gated_linear_unit": gated_mlp,
+        "vocab_size": vocab_size,
+    }
+    return model_flops_per_token(model, seq_length=seq_length, causal=causal)
+
+
 def _gpt(
     shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:

@@ -1,4 +1,4 @@
-"""Floating-point operations per token, by part, and a closed formula for a dense GPT.
+"""Floating-point operations per token, by part.
 
 Only matrix products count: 2 operations per weight and token forward, twice that backward (gradients of the
 input and of the weight), hence 6 per weight. With L layers, width h, sequence s, heads times head width q,
@@ -77,68 +77,3 @@ def add_up(parts: Iterable[FlopsPerToken], *, causal: bool) -> FlopsPerToken:
         for name, number in part.parts.items():
             sums[name] = sums.get(name, 0.0) + number
     return FlopsPerToken(**sums, causal=causal)
-
-
-def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
-    *,
-    num_layers: int,
-    hidden_size: int,
-    ffn_hidden_size: int,
-    num_attention_heads: int,
-    seq_length: int,
-    vocab_size: int,
-    num_query_groups: int | None = None,
-    kv_channels: int | None = None,
-    gated_mlp: bool = False,
-    causal: bool = True,
-) -> FlopsPerToken:
-    """Return the model FLOPs per token of a dense GPT, as used for TFLOP/s and MFU.
-
-    Matrix products count 6 operations per weight and token; the docstring of this module has the formula and its
-    sources. Other architectures: `model_flops_per_token`.
-
-    Args:
-        num_layers: Transformer layers.
-        hidden_size: Width of the residual stream.
-        ffn_hidden_size: Width inside the feed-forward layer (of each half, when gated).
-        num_attention_heads: Query heads.
-        seq_length: Tokens per sequence.
-        vocab_size: Rows of the output layer, padding included.
-        num_query_groups: Key-value heads; None: equal to the number of query heads.
-        kv_channels: Width of a head; None: hidden_size // num_attention_heads.
-        gated_mlp: True if the feed-forward layer is gated and has three matrices.
-        causal: True if a token attends only to earlier positions.
-
-    Raises:
-        ValueError: a size is not positive.
-    """
-    groups = num_attention_heads if num_query_groups is None else num_query_groups
-    _require_positive(
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        ffn_hidden_size=ffn_hidden_size,
-        num_attention_heads=num_attention_heads,
-        num_query_groups=groups,
-        seq_length=seq_length,
-        vocab_size=vocab_size,
-    )
-    head = hidden_size // num_attention_heads if kv_channels is None else kv_channels
-    _require_positive(kv_channels=head)
-    query, key = num_attention_heads * head, groups * head
-    core = 12 * num_layers * seq_length * query
-    return FlopsPerToken(
-        attention_linear=6 * num_layers * hidden_size * (2 * query + 2 * key),
-        attention_core=core / 2 if causal else core,
-        mlp=6 * num_layers * hidden_size * ffn_hidden_size * (3 if gated_mlp else 2),
-        logits=6 * hidden_size * vocab_size,
-        causal=causal,
-    )
-
-
-def _require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(
-                f"gpt_flops_per_token: {name} must be positive ({name}={size}). FLOPs are proportional to it. Set it "
-                "to 1 or more."
-            )

@@ -20,7 +20,7 @@ from mb_metrics.norms.parameters import NormGroups, prefixed
 from mb_metrics.run.sections import MeasuredModel, MetricsSettings
 from mb_metrics.run.training_context import MetricsContext
 from mb_metrics.run.training_metrics import loss_scale
-from mb_metrics.sinks.jsonl import plain_number
+from mb_schema.json_rows import plain_number
 
 FILE = "tensor_norms.jsonl"
 """Name of the file in a run folder."""

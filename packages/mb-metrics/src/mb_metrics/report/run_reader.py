@@ -19,8 +19,8 @@ from mb_metrics.report.run_settings import RunConfiguration
 from mb_metrics.report.series import Series
 from mb_metrics.run.events import RunEvent, parse_event, time_of_row
 from mb_metrics.run.folder import CONFIG, EVENTS, LOG, METRICS
-from mb_metrics.sinks.jsonl import NOT_FINITE, end_of_run
-from mb_schema.json_rows import parse_row, step_of_row
+from mb_metrics.sinks.jsonl import end_of_run
+from mb_schema.json_rows import number_of, parse_row, step_of_row
 
 _TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d{1,18})\s*$", re.MULTILINE)
 _WARNING = re.compile(r"\bwarning\b\s*:|\b\w*Warning:|\bWARNING\b")
@@ -292,7 +292,7 @@ def _add_line(builder: RunBuilder, line: bytes) -> bool:
     time = time_of_row(row)
     skipped = bool(row.get("skipped", False))
     metrics = {name: raw for name, raw in row.items() if name not in ("step", "time", "skipped")}
-    values = {name: value for name, raw in metrics.items() if (value := _value(raw)) is not None}
+    values = {name: value for name, raw in metrics.items() if (value := number_of(raw)) is not None}
     losses = {name: values.pop(name) for name in list(values) if name.endswith((VALIDATION, PERPLEXITY))}
     if losses:
         builder.add(_evaluation(step, time, losses))
@@ -306,15 +306,6 @@ def _evaluation(step: int, time: float, named: Mapping[str, float]) -> Evaluatio
         name.removesuffix(VALIDATION): value for name, value in named.items() if name.endswith(VALIDATION)
     }
     return Evaluation(step=step, time=time, losses=losses, consumed_samples=None)
-
-
-def _value(raw: object) -> float | None:
-    if isinstance(raw, str):
-        return NOT_FINITE.get(raw)
-    try:
-        return float(raw) if isinstance(raw, (int, float)) else None
-    except OverflowError:  # an integer of hundreds of digits
-        return None
 
 
 def _text(path: Path) -> str | None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_metrics.sinks.append_file import LineFile
-from mb_metrics.sinks.jsonl import plain_number
-from mb_schema.json_rows import parse_row, step_of_row
+from mb_schema.json_rows import parse_row, plain_number, step_of_row
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """JSONL file with one JSON object per step, which a resumed run continues at its resume step."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,7 @@ from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.sinks.append_file import AppendFile, require_regular_file
 from mb_metrics.sinks.sink import Sink
 from mb_schema.files import replaced
-from mb_schema.json_rows import parse_row, step_of_row
-
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Numbers that JSON does not support, and their text in a metrics file."""
-
+from mb_schema.json_rows import NOT_FINITE, parse_row, plain_number, step_of_row
 
 END = "end"
 """Key of the mark that a closed file ends with."""
@@ -142,13 +137,6 @@ def _object(record: MetricsRow | Evaluation) -> dict[str, object]:
     if isinstance(record, MetricsRow) and record.skipped:
         line["skipped"] = True
     return line
-
-
-def plain_number(value: float) -> float | str:
-    """Return a number as JSON can hold it: NaN and infinity as text."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _repair(path: Path, resume_step: int | None) -> None:

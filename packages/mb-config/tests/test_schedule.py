@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_config import (
-    OptimizerConfig,
     SchedulerConfig,
     SchedulerSteps,
     TrainingConfig,
-    learning_rate,
     scheduler_steps,
 )
 from mb_config.schedules.learning_rate import epoch_iterations, length_overrides, sequences_after
@@ -126,22 +124,6 @@ def test_steps_of_epochs():
     assert epoch_iterations(1, dataset_size=7, global_batch_size=8) == 1
     with pytest.raises(ValueError, match=r"train.num_epochs: 0 epochs of 7 sequences"):
         epoch_iterations(0, dataset_size=7, global_batch_size=8)
-
-
-@given(st.integers(1, 500), st.integers(1, 64), st.integers(0, 1000), st.integers(0, 40_000))
-def test_the_learning_rate_stays_in_its_range(iters, batch, warmup, consumed):
-    section = SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=warmup)
-    lengths = steps({"train_iters": iters, "global_batch_size": batch}, lr_warmup_iters=warmup)
-    rate = learning_rate(
-        consumed, steps=lengths, scheduler=section, optimizer=OptimizerConfig(lr=1.0, min_lr=0.1)
-    )
-    assert 0.0 <= rate <= 1.0
-    assert consumed <= lengths.lr_warmup_steps or rate >= 0.1
-
-
-def test_a_learning_rate_must_be_set():
-    with pytest.raises(ValueError, match=r"optimizer.lr: is not set"):
-        learning_rate(0, steps=lengths(1, 0, 1), scheduler=SchedulerConfig(), optimizer=OptimizerConfig())
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from mb_config.resolve.resolver import runtime_config_update as runtime_config_update
     from mb_config.rules import RULES as RULES
     from mb_config.schedules.learning_rate import SchedulerSteps as SchedulerSteps
-    from mb_config.schedules.learning_rate import learning_rate as learning_rate
     from mb_config.schedules.learning_rate import scheduler_steps as scheduler_steps
     from mb_config.sections.ddp import DistributedDataParallelConfig as DistributedDataParallelConfig
     from mb_config.sections.optimizer import OptimizerConfig as OptimizerConfig

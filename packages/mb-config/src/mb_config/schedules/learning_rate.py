@@ -180,50 +180,6 @@ def weight_decays(scheduler: SchedulerConfig, optimizer: OptimizerConfig) -> tup
     return (default if start is None else start), (default if end is None else end)
 
 
-def learning_rate(
-    consumed: int, *, steps: SchedulerSteps, scheduler: SchedulerConfig, optimizer: OptimizerConfig
-) -> float:
-    """Learning rate after `consumed` sequences: the formula of Megatron Core's OptimizerParamScheduler.
-
-    Raises:
-        ValueError: `optimizer.lr` is not set.
-    """
-    high, low = optimizer.lr, optimizer.min_lr or 0.0
-    if high is None:
-        raise ValueError("optimizer.lr: is not set, because nothing can be guessed for it. Set optimizer.lr.")
-    warmup, horizon = steps.lr_warmup_steps, steps.lr_decay_steps
-    if warmup > 0 and consumed <= warmup:
-        first = scheduler.lr_warmup_init
-        return first + (high - first) * consumed / warmup
-    if scheduler.lr_decay_style == "constant":
-        return high
-    if consumed > horizon:
-        return low
-    if scheduler.lr_decay_style == "inverse-square-root":
-        return max(low, high * math.sqrt(max(warmup, 1)) / math.sqrt(max(consumed, 1)))
-    if scheduler.lr_decay_style == "WSD":
-        part = _annealed(consumed, horizon, steps.wsd_decay_steps or horizon, scheduler.lr_wsd_decay_style)
-    else:
-        part = _shape(scheduler.lr_decay_style, (consumed - warmup) / (horizon - warmup))
-    return low + part * (high - low)
-
-
-def _annealed(consumed: int, horizon: int, last: int, style: str) -> float:
-    begin = horizon - last
-    return 1.0 if consumed <= begin else _shape(style, (consumed - begin) / last)
-
-
-def _shape(style: str, ratio: float) -> float:
-    """Return the remaining fraction of the range after `ratio` of the decay."""
-    if style == "linear":
-        return 1.0 - ratio
-    if style == "cosine":
-        return 0.5 * (math.cos(math.pi * ratio) + 1.0)
-    if style == "exponential":
-        return float(2.0 * 0.5**ratio - 1.0)
-    return 1.0 - math.sqrt(ratio)
-
-
 def _stages(train: TrainingConfig, *, seq_length: int | None) -> tuple[BatchStage, ...]:
     if train.step_batch_size_schedule is not None:
         return scheduled_stages(train.step_batch_size_schedule, seq_length=seq_length)

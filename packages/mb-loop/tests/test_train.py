@@ -4,6 +4,7 @@ import importlib.util
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -419,6 +420,20 @@ def test_a_stop_request_ends_an_evaluation():
 def test_several_ranks_need_a_group():
     with pytest.raises(mb_loop.ParallelSetupError, match="data_parallel_size=2"):
         train(mb_loop.LoopState.of(train_iters=1, data_parallel_size=2))
+
+
+def test_the_settings_have_the_ranks_of_distributed_data_parallel():
+    model, _ = tiny.make_model()
+    wrapped = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    torch.nn.Module.__init__(wrapped)
+    wrapped.module, wrapped.process_group = model, SimpleNamespace(size=lambda: 2)
+    with pytest.raises(mb_loop.ParallelSetupError, match=r"is 1, .* 2 ranks"):
+        train(mb_loop.LoopState.of(train_iters=1), model=wrapped)
+
+
+def test_a_checkpointer_has_all_methods():
+    with pytest.raises(mb_loop.TrainSettingsError, match="has no may_wait, wait, retry_due"):
+        train(mb_loop.LoopState.of(train_iters=1), checkpointer=SimpleNamespace(save=None, poll=None))
 
 
 def test_megatron_chunks_need_megatrons_schedule():

@@ -75,8 +75,18 @@ def require_checkpointer(settings: CheckpointSettings, checkpointer: Checkpointe
     """Check that a run which is to be saved has a checkpointer and an interval, so that no steps are lost in silence.
 
     Raises:
-        TrainSettingsError: `checkpoint.save` is set and there is none; `checkpoint.save_interval` is not resolved.
+        TrainSettingsError: `checkpoint.save` is set and there is none, or it lacks a method; `checkpoint.save_interval`
+            is not resolved.
     """
+    missing = [
+        name for name in ("save", "poll", "may_wait", "wait", "retry_due") if not hasattr(checkpointer, name)
+    ]
+    if checkpointer is not None and missing:
+        raise TrainSettingsError(
+            f"checkpointer: {type(checkpointer).__name__} has no {', '.join(missing)}, which the loop calls. Pass a "
+            "subclass of mb_loop.Checkpointer with save(step, non_persistent=) and poll(blocking=), which return a "
+            "list of the saves that have ended (mb_loop.SaveResult)."
+        )
     if settings.save_interval == "auto":
         raise TrainSettingsError(
             "checkpoint.save_interval: is 'auto', but the loop knows neither the time of a step nor of a save. "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from mb_loop.errors import DataExhaustedError, ParallelSetupError
 from mb_loop.settings import LoopSettings
@@ -41,10 +42,18 @@ class ParallelSetup:
         """Reject a setup that would train incorrectly without an error.
 
         Raises:
-            ParallelSetupError: there are several data-parallel ranks and no group, or the chunks are wrapped by
-                Megatron's DistributedDataParallel and there is no schedule.
+            ParallelSetupError: there are several data-parallel ranks and no group, torch's DistributedDataParallel has
+                more ranks than the settings, or the chunks are wrapped by Megatron's and there is no schedule.
         """
         size = cfg.data_parallel_size
+        for chunk in model:
+            ranks = chunk.process_group.size() if isinstance(chunk, DistributedDataParallel) else 1
+            if ranks > 1 and size not in (None, ranks):
+                raise ParallelSetupError(
+                    f"data_parallel_size: is {size}, but DistributedDataParallel averages the gradients of {ranks} "
+                    "ranks, so that each step would read more than the global batch. Pass "
+                    f"LoopState.of(data_parallel_size={ranks}, ...)."
+                )
         if size is not None and size > 1 and self.pg_collection is None:
             raise ParallelSetupError(
                 f"pg_collection: is None with data_parallel_size={size}, so each rank would report its own "

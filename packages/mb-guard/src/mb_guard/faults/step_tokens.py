@@ -77,15 +77,17 @@ def count_tokens_first(schedule: Function) -> Function:
     return patched
 
 
-_divisors: list[Any] = []
-"""Number by which Megatron has divided the last step, and tokens in the loss of all replicas: `[2]`, not compared."""
+_divisors: list[tuple[Any, Any]] = []
+"""Of the last step, not compared yet: the number by which Megatron has divided, and tokens in the loss of all replicas,
+`[2]` on the host, and the event after which they are there (None: at once)."""
 
 
 @contextmanager
 def _same_divisor(arguments: Mapping[str, Any], counted: StepTokens) -> Iterator[None]:
     """Reject a step whose gradients Megatron divides by another number than the tokens of the loss masks.
 
-    On a CPU the step itself; on a device at the start of the next step, so that the host does not wait for this one.
+    On a CPU the step itself; on a device at the start of the next step, so that the host waits neither for this one nor
+    for the optimizer.
     """
     import torch
     from megatron.core.utils import get_model_config
@@ -101,7 +103,7 @@ def _same_divisor(arguments: Mapping[str, Any], counted: StepTokens) -> Iterator
     def observed(chunks: Any, num_tokens: Any = None, *inputs: Any, **options: Any) -> None:
         finalize(chunks, num_tokens, *inputs, **options)
         if num_tokens is not None:  # Megatron has added those of all ranks, in place
-            _divisors[:] = [torch.stack([num_tokens.double(), tokens.double()])]
+            _divisors[:] = [_on_host(torch.stack([num_tokens.double(), tokens.double()]))]
 
     config.finalize_model_grads_func = observed
     try:
@@ -112,10 +114,25 @@ def _same_divisor(arguments: Mapping[str, Any], counted: StepTokens) -> Iterator
         _compare_divisors()
 
 
+def _on_host(numbers: Any) -> tuple[Any, Any]:
+    """Return a copy on the host, and the event after which it is complete; None without a device."""
+    import torch
+
+    if not numbers.is_cuda:
+        return numbers, None
+    copy = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch has no types
+    event.record()
+    return copy, event
+
+
 def _compare_divisors() -> None:
     if not _divisors:
         return
-    divisor, tokens = _divisors.pop().tolist()
+    numbers, event = _divisors.pop()
+    if event is not None:
+        event.synchronize()
+    divisor, tokens = numbers.tolist()
     if abs(divisor - tokens) > 1 + 1e-6 * tokens:
         raise TokenCountError(
             f"loss function: has returned {divisor:,.0f} tokens in a step of which the loss masks hold {tokens:,.0f}, "

@@ -177,6 +177,22 @@ def test_a_different_class_for_a_section(make, kinds):
     assert config.dataset == kinds["TextData"](seq_length=32, paths=["a"])
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_different_class_takes_the_fields_that_are_named_before_and_after_it(make, kinds, place):
+    others = ["dataset.seq_length=32", "dataset.paths=[a]"]
+    provenance = Provenance()
+    config = make()
+    overrides = [*others[:place], "dataset._target_=TextData", *others[place:], "train.train_iters=7"]
+    apply_overrides(config, overrides, provenance=provenance)
+    assert config.dataset == kinds["TextData"](seq_length=32, paths=["a"])
+    assert (config.train.train_iters, provenance.origins["dataset.seq_length"]) == (7, "command line")
+
+
+def test_a_different_class_without_a_field_that_it_requires_is_one_error(make):
+    with pytest.raises(MissingKeyError, match=r"dataset\.seq_length: is required"):
+        after(make(), "dataset._target_=TextData", "dataset.paths=[a]")
+
+
 def test_a_key_of_a_mapping_is_deleted(make):
     assert after(make(env_vars={"A": 1, "B": 2}), "~env_vars.A").env_vars == {"B": 2}
 

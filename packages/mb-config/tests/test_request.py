@@ -174,6 +174,12 @@ def test_files_that_are_the_base_of_each_other_are_an_error(reader, tmp_path, st
             read([str(tmp_path / f"{start}.yaml")])
 
 
+def test_a_base_that_does_not_exist_is_named_with_its_line(reader, tmp_path):
+    (tmp_path / "a.yaml").write_text("# mine\nbase: nowhere.yaml\n")
+    with pytest.raises(ConfigReadError, match=r"a\.yaml:2: base: .*nowhere\.yaml: no such file"):
+        reader.read([str(tmp_path / "a.yaml")])
+
+
 def test_a_base_in_a_file_is_no_file_of_python(reader, tmp_path):
     (tmp_path / "a.yaml").write_text("base: mine.py:build\n")
     with pytest.raises(ConfigReadError, match=r"a\.yaml:1: base: .*is not allowed in a file.*command line"):

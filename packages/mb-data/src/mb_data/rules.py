@@ -115,7 +115,7 @@ def _end_of_document_unset(**switches):
 @dataset_rule(
     "V046",
     why="the tokens are generated, and the files would not be read",
-    fix="Remove the data paths, or use GPTDatasetConfig to read them.",
+    fix="Remove the data paths, or set dataset._target_=mb_data.config.GPTDatasetConfig to read them.",
     fails={"mock": True, "blend": (["a"], None)},
     passes={"blend": None},
 )
@@ -127,7 +127,7 @@ def _mock_with_paths(mock, blend, blend_per_split, data_path):
 @dataset_rule(
     "D04",
     why="a text corpus is tokenized and split from its sources",
-    fix="Remove the paths and the split, or use GPTDatasetConfig for existing tokens.",
+    fix="Remove the paths and the split, or set dataset._target_=mb_data.config.GPTDatasetConfig for existing tokens.",
     fails={"sources": ["/text"], "data_path": "/data/a"},
     passes={"data_path": None},
 )

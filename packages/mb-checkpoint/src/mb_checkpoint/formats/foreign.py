@@ -226,7 +226,7 @@ def nearest_folder(path: Path) -> Path | None:
     if existing == path:
         return None
     missing = path.relative_to(existing).parts[0]
-    similar = get_close_matches(missing, [child.name for child in children], n=1, cutoff=0.5)
+    similar = get_close_matches(missing, [child.name for child in children], n=1)
     return existing / similar[0] if similar else existing
 
 

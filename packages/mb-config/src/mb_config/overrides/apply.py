@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -48,7 +48,8 @@ def apply_overrides(
     """Apply overrides in Hydra's grammar to `config` in place, in order.
 
     `a.b=c` changes a field; a section that is None is created with its defaults. `a.b={c: d}` sets keys of a
-    field that is a mapping, which may be new. `+a.b=c` adds a field or key that is
+    field that is a mapping, which may be new. `a._target_=C` makes a section of that class with the values of all other
+    changes below `a`, in whichever order. `+a.b=c` adds a field or key that is
     not set, and `++a.b=c` changes or adds. `~a.b` deletes: an optional field becomes None, another field its default,
     and the key of a mapping is removed. Sections of frozen classes are replaced by changed copies. At the end,
     `__post_init__` of each changed section runs again: it checks the new values, and computes others from them.
@@ -70,18 +71,54 @@ def apply_overrides(
     reject_spaced(texts)
     # Errors of all overrides are collected in the reader, so that one run reports them together.
     reader = ConfigReader(root=config, targets=targets, locate=lambda path: COMMAND_LINE)
-    changed: dict[str, Any] = {}
+    parsed: list[Override] = []
     for text in texts:
+        try:
+            parsed.append(parse_plain(text) or _parse_with_hydra(text))
+        except ConfigReadError as error:
+            reader.note(error)
+    changed: dict[str, Any] = {}
+    for override in _join_below_targets(parsed):
         editor = _SectionEditor(
             reader=reader, section_factories=section_factories, provenance=record, changed=changed
         )
         try:
-            editor.apply(config, parse_plain(text) or _parse_with_hydra(text))
+            editor.apply(config, override)
         except ConfigReadError as error:
             reader.note(error)
     _initialise_again(changed, reader=reader)
     raise_errors(reader.errors)
     return record
+
+
+def _join_below_targets(overrides: Sequence[Override]) -> list[Override]:
+    """Join `a._target_=C` and the other changes below `a` to one, since the class may require fields without a default.
+
+    The joined override has the position of the first of them.
+    """
+    sections = {
+        override.keys[:-1]
+        for override in overrides
+        if override.kind == "change" and override.keys[-1] == TARGET and len(override.keys) > 1
+    }
+    joined: dict[tuple[str, ...], dict[str, Any]] = {}
+    rest: list[Override] = []
+    for override in overrides:
+        section = next((keys for keys in sections if override.keys[: len(keys)] == keys), None)
+        if section is None or override.kind != "change" or override.keys == section:
+            rest.append(override)
+            continue
+        if section not in joined:
+            joined[section] = {}
+            rest.append(replace(override, keys=section, value=joined[section]))
+        inner = joined[section]
+        *parents, name = override.keys[len(section) :]
+        for key in parents:
+            if not isinstance(inner.get(key), dict):
+                inner[key] = {}
+            inner = inner[key]
+        inner[name] = override.value
+    return rest
 
 
 def _initialise_again(changed: Mapping[str, Any], *, reader: ConfigReader) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.yaml_file import YamlFile, read_yaml
-from mb_config.errors import ConfigReadError, ConsentError, WrongTypeError
+from mb_config.errors import ConfigFileNotFoundError, ConfigReadError, ConsentError, WrongTypeError
 
 BASE = "base"
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -22,7 +22,7 @@ def base_of(path: Path | str) -> str | None:
     A file is relative to the folder of the file that names it.
 
     Raises:
-        ConfigReadError: The file is not valid YAML, or its base is not text or a file of Python.
+        ConfigReadError: The file is not valid YAML, or its base is not text, does not exist or is a file of Python.
     """
     if Path(path).suffix not in YAML_SUFFIXES or not Path(path).is_file():
         return None
@@ -39,7 +39,17 @@ def base_of(path: Path | str) -> str | None:
             path=BASE,
             origin=file.locate(BASE),
         )
-    return str(Path(path).parent / base) if Path(base).suffix in YAML_SUFFIXES else base
+    if Path(base).suffix not in YAML_SUFFIXES:
+        return base
+    named = Path(path).parent / base
+    if not named.exists():
+        raise ConfigFileNotFoundError(
+            f"{named}: no such file. The file is applied to it: correct the path, which is relative to the folder of "
+            "this file.",
+            path=BASE,
+            origin=file.locate(BASE),
+        )
+    return str(named)
 
 
 def reject_base_cycle(path: Path | str) -> None:

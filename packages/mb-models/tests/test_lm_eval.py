@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,6 +175,22 @@ def test_metrics_are_listed_by_task(ours, task_files):
     assert found[0].row[:2] == ("questions", "acc")
     assert found[2].stderr is None
     assert found[2].row[3] == "-"
+
+
+def test_a_special_token_that_is_a_stop_text_ends_the_text(ours):
+    request = SimpleNamespace(args=("ab", {"until": ["<end>"], "max_gen_toks": 9}))
+    [text] = ours.generate_until([request])
+    end = CHARACTERS.index(text[5])
+
+    class WithEnd(Characters):
+        def encode(self, text, *, add_bos=True):
+            return [end] if text == "<end>" else super().encode(text)
+
+        def decode(self, ids):
+            return super().decode([number for number in ids if number != end])
+
+    found = TrainedLM(ours._model, WithEnd()).generate_until([request])
+    assert (len(text), found) == (9, [text[: text.index(text[5])]])
 
 
 def test_examples_precede_each_question(ours, task_files):

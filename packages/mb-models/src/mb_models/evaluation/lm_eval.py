@@ -241,10 +241,11 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         options, stops = read_generation_options(settings)
         prompt_length = self.max_length - options.max_new_tokens
         prompt = self.tok_encode(context)
+        ends = {self.eot_token_id, *self._special_tokens(stops)}
 
         def is_complete(tokens: list[int]) -> bool:
-            if tokens[-1] == self.eot_token_id or not stops:
-                return tokens[-1] == self.eot_token_id
+            if tokens[-1] in ends or not stops:
+                return tokens[-1] in ends
             text = self.tok_decode(tokens)
             return any(stop in text for stop in stops)
 
@@ -254,6 +255,11 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             is_complete=is_complete,
         )
         return request, stops
+
+    def _special_tokens(self, stops: Sequence[str]) -> set[int]:
+        """Return the stop texts that are one special token, such as `<|im_end|>`: the generated text has none."""
+        ids = [self.tok_encode(stop, add_special_tokens=False) for stop in stops]
+        return {each[0] for each in ids if len(each) == 1 and not self.tok_decode(each)}
 
 
 def read_generation_options(settings: Mapping[str, Any]) -> tuple[SamplingOptions, list[str]]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ import torch
 
 from mb_checkpoint import read_train_state
 from mb_data import prepare_tokenizer
-from mb_data.trainer_api import decode_stream, encode_prompt, keep_partial_sequence, last_validation
+from mb_data.trainer_api import (
+    decode_stream,
+    encode_prompt,
+    end_of_answer,
+    keep_partial_sequence,
+    last_validation,
+)
 from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
 from mb_models.trainer_api import Perplexity, all_logits, load_merged, measure_sets, require_text_family
@@ -41,6 +48,7 @@ def sample_run(
     tokenizer = saved.tokenizer()
     require_text_family(saved.config.model)
     encoded = [encode_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
+    end = end_of_answer(tokenizer) if chat else None
     options: dict[str, Any] = {
         "max_new_tokens": tokens,
         "vocab_size": tokenizer.vocab_size,
@@ -52,7 +60,9 @@ def sample_run(
         for number, (text, ids) in enumerate(encoded):
             yield number, text
             generator = torch.Generator().manual_seed(seed)
-            ids_of_text = generate(all_logits(model), ids, **options, generator=generator)
+            ids_of_text = takewhile(
+                lambda token: token != end, generate(all_logits(model), ids, **options, generator=generator)
+            )
             for piece in decode_stream(tokenizer, ids_of_text):
                 yield number, piece
 

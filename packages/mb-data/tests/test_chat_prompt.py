@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from mb_data import ByteTokenizer
+from mb_data import ByteTokenizer, ExtendedTokenizer
 from mb_data.chat.encoding import TokenizerWithTemplate
-from mb_data.chat.prompt import encode_prompt
+from mb_data.chat.prompt import encode_prompt, end_of_answer
 from mb_data.errors import TokenizerError
 
 TEMPLATE = (
@@ -40,3 +40,10 @@ def test_the_template_is_applied_up_to_the_answer(prompt, chat, text):
 def test_prompts_that_cannot_be_rendered_are_rejected(tokenizer, prompt, problem):
     with pytest.raises(TokenizerError, match=problem):
         encode_prompt(tokenizer, prompt, chat=True)
+
+
+def test_an_answer_ends_with_the_special_token_of_the_template():
+    extended = ExtendedTokenizer(ByteTokenizer(), ["/>", "</>", "<user>"])
+    assert end_of_answer(TokenizerWithTemplate(extended, TEMPLATE)) == extended.token_id("</>")
+    assert end_of_answer(TokenizerWithTemplate(extended, f"{TEMPLATE}\n")) == extended.token_id("</>")
+    assert end_of_answer(TOKENIZER) is None

@@ -7,6 +7,7 @@ from mb_schema import lazy as _lazy
 if TYPE_CHECKING:
     from mb_data.chat.prompt import EvaluationTokenizer as EvaluationTokenizer
     from mb_data.chat.prompt import encode_prompt as encode_prompt
+    from mb_data.chat.prompt import end_of_answer as end_of_answer
     from mb_data.cli import app as app
     from mb_data.cli.app import Workers as Workers
     from mb_data.cli.at import print_step as print_step

@@ -54,6 +54,20 @@ def render_prompt(
     return str(rendered.text)
 
 
+def end_of_answer(tokenizer: Tokenizer) -> int | None:
+    """Return the special token with which the chat template ends an answer; None if it ends with other text.
+
+    The end of a document need not be one that a model learns to generate after an answer.
+
+    Raises:
+        TokenizerError, ChatTemplateError: See `render_prompt`.
+    """
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    text = render_prompt(tokenizer, turns, add_generation_prompt=False).rstrip()
+    names = [name for name in special_names(tokenizer) if text.endswith(name)]
+    return token_id(tokenizer, max(names, key=len)) if names else None
+
+
 def _messages(prompt: str) -> list[Mapping[str, Any]]:
     if not prompt.lstrip().startswith("[{"):
         return [{"role": "user", "content": prompt}]

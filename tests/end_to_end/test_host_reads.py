@@ -27,6 +27,8 @@ SMALL = (
 )
 FIRST, LAST = 3, 7
 """Steps between whose ends reads are recorded."""
+MASKS = {"training/batches.py": 4 * (LAST - FIRST)}
+"""The loss mask of each of four microbatches, which is checked on the host before it is copied to the device."""
 
 
 class RecordReads:
@@ -72,8 +74,8 @@ class RecordReads:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ([], {"step/loss_checks.py": LAST - FIRST}),  # a copy on the host, of the step before
-        (["rerun_state_machine.check_for_nan_in_loss=false", "logger.log_interval=100"], {}),
+        ([], {**MASKS, "step/loss_checks.py": LAST - FIRST}),  # a copy on the host, of the step before
+        (["rerun_state_machine.check_for_nan_in_loss=false", "logger.log_interval=100"], MASKS),
     ],
     ids=["check of the loss", "no check"],
 )
@@ -90,7 +92,7 @@ def test_a_step_with_a_log_line_and_the_report_of_memory_reads_only_copies_on_th
     reads = RecordReads()
     train_here([*overrides, *SMALL, "logger.log_interval=3"], tmp_path / "run", callbacks=(reads,))
     found = {file: count for file, count in reads.files.items() if not file.endswith(ONLY_WITHOUT_A_GPU)}
-    copies = {"step/loss_checks.py": LAST - FIRST, "recorder/tensors.py": 1}
+    copies = {**MASKS, "step/loss_checks.py": LAST - FIRST, "recorder/tensors.py": 1}
     assert found == copies
 
 

@@ -294,7 +294,9 @@ def main(folder: Path) -> None:
                 families.setdefault(family, {})[node.name] = entry
                 where[node.name] = module.removeprefix("moved.")
     for name in sorted(name for name, cached in traced_cached.items() if not cached):
-        print(f"{name}: its config.json is not in the cache of the hub, so its recipes are written without its sizes")
+        print(
+            f"{name}: its config.json is not in the cache of the hub, so its recipes are written without its sizes"
+        )
     modules: dict[str, dict[str, Any]] = {}
     for entries in families.values():
         for name, entry in written(entries).items():

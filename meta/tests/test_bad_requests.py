@@ -120,7 +120,7 @@ TABLE = [
     (
         "ddp.overlap_param_gather=true train.global_batch_size=16",
         2,
-        "PG03 PG04 V144",
+        "PG03 PG04",
         "ddp.overlap_param_gather=false",
     ),
     ("dist.use_decentralized_pg=true", 1, "V134", "dist.use_gloo_process_groups=false"),

@@ -243,7 +243,7 @@ RULES: tuple[Rule, ...] = (
         fix="Set rotary_interleaved=false.",
     ),
     excludes(
-        "K43",
+        "G58",
         {"model.rotary_interleaved": True, "model.position_embedding_type": "yarn"},
         why="Megatron Core's YaRN rotates the two halves of a head",
         fix="Set rotary_interleaved=false, or position_embedding_type=rope.",

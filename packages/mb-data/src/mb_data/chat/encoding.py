@@ -87,6 +87,12 @@ def special_names(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tokenizer.special_names if isinstance(tokenizer, OffsetTokenizer) else ()
 
 
+def final_special(tokenizer: Tokenizer, text: str) -> str | None:
+    """Return the special token with which a text ends, whitespace after it aside; None if it ends with other text."""
+    names = [name for name in special_names(tokenizer) if text.rstrip().endswith(name)]
+    return max(names, key=len, default=None)
+
+
 def _encode_with_additions(tokenizer: TokenizerWithAdditions, text: str) -> tuple[list[int], Offsets]:
     """Encode the added tokens of a text, and the runs between them with the base tokenizer."""
     added = tokenizer.added_tokens

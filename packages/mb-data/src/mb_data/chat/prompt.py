@@ -4,7 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mb_data.chat.encoding import OffsetTokenizer, begin_token, chat_templates_of, encode_chat, special_names
+from mb_data.chat.encoding import (
+    OffsetTokenizer,
+    begin_token,
+    chat_templates_of,
+    encode_chat,
+    final_special,
+    special_names,
+)
 from mb_data.chat.samples import compile_template
 from mb_data.errors import TokenizerError
 from mb_data.tokenizers.base import Tokenizer, token_id, unwrap_tokenizer
@@ -63,9 +70,8 @@ def end_of_answer(tokenizer: Tokenizer) -> int | None:
         TokenizerError, ChatTemplateError: See `render_prompt`.
     """
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
-    text = render_prompt(tokenizer, turns, add_generation_prompt=False).rstrip()
-    names = [name for name in special_names(tokenizer) if text.endswith(name)]
-    return token_id(tokenizer, max(names, key=len)) if names else None
+    name = final_special(tokenizer, render_prompt(tokenizer, turns, add_generation_prompt=False))
+    return None if name is None else token_id(tokenizer, name)
 
 
 def _messages(prompt: str) -> list[Mapping[str, Any]]:

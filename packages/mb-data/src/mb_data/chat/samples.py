@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mb_data.chat.encoding import chat_templates_of, encode_chat, special_names
+from mb_data.chat.encoding import chat_templates_of, encode_chat, final_special
 from mb_data.chat.prompt_formats import turn_template
 from mb_data.chat.rows import Conversation, parse_conversation
 from mb_data.chat.template import ChatTemplates
@@ -131,9 +131,8 @@ class ChatEncoder:
 
     def _end_of_turn(self, text: str, start: int, end: int) -> int:
         """Return the end of an answer without whitespace after its last special token, which is not generated."""
-        stripped = text[start:end].rstrip()
-        ends = any(stripped.endswith(name) for name in special_names(self.tokenizer))
-        return start + len(stripped) if ends else end
+        answer = text[start:end]
+        return end if final_special(self.tokenizer, answer) is None else start + len(answer.rstrip())
 
     def _encode(self, text: str, spans: Sequence[Span]) -> EncodedSample:
         ids, offsets = encode_chat(self.tokenizer, text)

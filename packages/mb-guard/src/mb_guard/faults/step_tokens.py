@@ -90,10 +90,8 @@ def _same_divisor(arguments: Mapping[str, Any], counted: StepTokens) -> Iterator
     for the optimizer.
     """
     import torch
-    from megatron.core.utils import get_model_config
 
-    model = arguments["model"]
-    config = get_model_config(model[0] if isinstance(model, list) else model)
+    config = _config_of(arguments["model"])
     finalize, tokens = config.finalize_model_grads_func, counted.in_loss[0] * counted.microbatches
     if finalize is None or (tokens.is_cuda and torch.cuda.is_current_stream_capturing()):
         yield
@@ -143,11 +141,16 @@ def _compare_divisors() -> None:
         )
 
 
-def _depths(model: Any) -> int | None:
-    """Return the depths of multi-token prediction of a model whose losses need the numbers; None for other models."""
+def _config_of(model: Any) -> Any:
+    """Return Megatron's configuration of a chunk, or of a list of chunks."""
     from megatron.core.utils import get_model_config
 
-    config = get_model_config(model[0] if isinstance(model, list) else model)
+    return get_model_config(model[0] if isinstance(model, list) else model)
+
+
+def _depths(model: Any) -> int | None:
+    """Return the depths of multi-token prediction of a model whose losses need the numbers; None for other models."""
+    config = _config_of(model)
     depths = getattr(config, "mtp_num_layers", None) or 0
     coefficients = getattr(config, "moe_aux_loss_coeff", None)
     balanced = getattr(config, "num_moe_experts", None) and (
@@ -165,7 +168,6 @@ def _read_step(arguments: dict[str, Any], depths: int) -> StepTokens | None:
     import torch
     from megatron.core.pipeline_parallel.utils import is_pp_last_stage
     from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.utils import get_model_config
 
     groups = arguments.get("pg_collection")
     if groups is None:
@@ -187,10 +189,7 @@ def _read_step(arguments: dict[str, Any], depths: int) -> StepTokens | None:
             torch.distributed.all_reduce(sums, group=group)
     # Megatron divides a step without any token in the loss by 1.
     means = (sums[:2] / sums[2]).clamp(min=1 / (number * groups.dp_cp.size())).float()
-    config = get_model_config(
-        arguments["model"][0] if isinstance(arguments["model"], list) else arguments["model"]
-    )
-    replicas = groups.dp_cp.size() // config.context_parallel_size
+    replicas = groups.dp_cp.size() // _config_of(arguments["model"]).context_parallel_size
     return StepTokens.of(*means, microbatches=number * replicas)
 
 

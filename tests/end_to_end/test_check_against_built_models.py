@@ -113,7 +113,7 @@ UNEVEN = {
     "G35": ("dense", {"parallel_output": False}),
     "G18": ("dense", {"moe_layer_freq": [0, 0, 1]}),
     "K42": ("latent", {"rotary_interleaved": True}),
-    "K43": ("dense", {"position_embedding_type": "yarn", "rotary_interleaved": True}),
+    "G58": ("dense", {"position_embedding_type": "yarn", "rotary_interleaved": True}),
     "HY07": ("hybrid", {"mamba_num_groups": 3}),
     "M04": ("mimo", {"vision_ffn_hidden_size": 31, TP: 2, "sequence_parallel": True, "hidden_dropout": 0.0}),
 }

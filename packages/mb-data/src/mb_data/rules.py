@@ -7,7 +7,6 @@ value that the rule rejects.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from mb_data.errors import DataError
@@ -24,17 +23,15 @@ from mb_schema.rule_kinds import (
     SET,
     among,
     at_most,
+    dataset_rule,
     in_range,
     one_of,
     requires,
-    section_rule,
     unsupported,
+    validation_rule,
 )
 from mb_schema.rules import Rule, RuleError, refuse, rules_in
 from mb_schema.value_types import reject_wrong_types
-
-dataset_rule = partial(section_rule, "dataset")
-validation_rule = partial(section_rule, "validation")
 
 SUPPORTED_LOADERS = (None, "single", "cyclic", "batch", "external")
 

@@ -2,13 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 
-from mb_schema.rule_kinds import section_rule, unsupported
+from mb_schema.rule_kinds import ddp_rule, dist_rule, unsupported
 from mb_schema.rules import Rule, rules_in
-
-ddp_rule = partial(section_rule, "ddp")
-dist_rule = partial(section_rule, "dist")
 
 NOT_IMPLEMENTED = "this option is not implemented"
 

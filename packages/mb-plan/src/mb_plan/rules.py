@@ -6,11 +6,10 @@ from functools import partial
 
 from mb_plan.memory.gpu_memory import GPU_MEMORY
 from mb_schema.gpu_names import find_short_name
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import facts_rule, section_rule
 from mb_schema.rules import Rule, rules_in
 
 checkpoint_rule = partial(section_rule, "checkpoint")
-facts_rule = partial(section_rule, "facts")
 
 GIB = 2**30
 MAX_LOST_HOURS = 1.5

@@ -146,8 +146,16 @@ def section_rule(  # noqa: PLR0913 (the fields of the record)
     return of
 
 
+config_rule = partial(section_rule, "")
+"""`section_rule` of a configuration's own fields; those below are for sections that rules of several files read."""
 model_rule = partial(section_rule, "model")
-"""`section_rule` of the section with which most rules begin."""
+dataset_rule = partial(section_rule, "dataset")
+ddp_rule = partial(section_rule, "ddp")
+dist_rule = partial(section_rule, "dist")
+facts_rule = partial(section_rule, "facts")
+optimizer_rule = partial(section_rule, "optimizer")
+train_rule = partial(section_rule, "train")
+validation_rule = partial(section_rule, "validation")
 
 
 def _path(section: str, name: str) -> str:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from mb_config.rules.parallelism import data_parallel_size
 from mb_schema.batch_stages import scheduled_stages
-from mb_schema.rule_kinds import assigned, section_rule
+from mb_schema.rule_kinds import assigned, train_rule, validation_rule
 from mb_schema.rules import Rule, rules_in
-
-train_rule = partial(section_rule, "train")
-validation_rule = partial(section_rule, "validation")
 
 MAX_STEPS = 10_000
 """Maximum number of steps of a ramp-up, because each is checked separately."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from mb_config.rules.environment import expandable_segments
 from mb_config.rules.precision import unknown_dtypes
 from mb_schema.cuda_graphs import captures_full_iteration
-from mb_schema.rule_kinds import SET, excludes, in_range, requires, section_rule
+from mb_schema.rule_kinds import SET, ddp_rule, excludes, in_range, requires
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
-
-ddp_rule = partial(section_rule, "ddp")
 
 
 @ddp_rule(

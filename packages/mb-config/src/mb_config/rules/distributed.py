@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from mb_schema.rule_kinds import SET, assigned, excludes, in_range, requires, section_rule, shown
+from mb_schema.rule_kinds import SET, assigned, ddp_rule, dist_rule, excludes, in_range, requires, shown
 from mb_schema.rules import Rule, rules_in
-
-ddp_rule = partial(section_rule, "ddp")
-dist_rule = partial(section_rule, "dist")
 
 _RECORDER = {
     "flight_recorder_trace_buffer_size": 2000,

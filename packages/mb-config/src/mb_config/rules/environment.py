@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import config_rule, model_rule
 from mb_schema.rules import Rule, rules_in
 from mb_schema.versions import at_least
-
-config_rule = partial(section_rule, "")
-model_rule = partial(section_rule, "model")
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that torch reads. The second is the name since torch 2.9."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from mb_schema.rule_kinds import requires, section_rule
+from mb_schema.rule_kinds import ddp_rule, dist_rule, requires
 from mb_schema.rules import Rule, rules_in
-
-ddp_rule = partial(section_rule, "ddp")
-dist_rule = partial(section_rule, "dist")
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _OUTER = ("no_shard", "optim")

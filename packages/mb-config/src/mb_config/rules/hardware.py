@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import partial
 
 from mb_config.resolve.precision_table import precision_field
 from mb_schema.gpu_capabilities import KNOWN, unsupported_format
 from mb_schema.gpu_names import find_short_name, short_name
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import config_rule, facts_rule
 from mb_schema.rules import Rule, rules_in
-
-config_rule = partial(section_rule, "")
-facts_rule = partial(section_rule, "facts")
 
 NVLINK_GPUS: Mapping[str, int] = {
     **dict.fromkeys(("a100", "a800", "h20", "h100", "h200", "h800", "b200", "b300"), 8),

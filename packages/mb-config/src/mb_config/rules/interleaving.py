@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from mb_config.rules.batch_sizes import is_valid_ramp, is_valid_schedule
 from mb_config.rules.parallelism import data_parallel_size
 from mb_schema.batch_stages import growing_stages, scheduled_stages
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import train_rule, validation_rule
 from mb_schema.rules import Rule, rules_in
-
-train_rule = partial(section_rule, "train")
-validation_rule = partial(section_rule, "validation")
-
 
 _WHY = (
     "a virtual stage processes its microbatches in groups of microbatch_group_size_per_vp_stage (null: pp), and each "

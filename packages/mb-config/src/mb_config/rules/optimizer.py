@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from functools import partial
 
 from mb_config.rules.parallelism import data_parallel_size
 from mb_config.rules.precision import unknown_dtypes
-from mb_schema.rule_kinds import assigned, excludes, in_range, lettered, requires, section_rule, shown
+from mb_schema.rule_kinds import assigned, excludes, in_range, lettered, optimizer_rule, requires, shown
 from mb_schema.rules import Rule
-
-optimizer_rule = partial(section_rule, "optimizer")
 
 _STATE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 """Fields with the types of the optimizer's state."""

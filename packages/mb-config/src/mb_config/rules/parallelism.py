@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import facts_rule
 from mb_schema.rules import Rule, rules_in
-
-facts_rule = partial(section_rule, "facts")
 
 SIZES = (
     "model.tensor_model_parallel_size",

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from mb_config.perf.names import AUTO, GPUS, PRECISIONS, gpu_of, has_precision, read_name
 from mb_schema.gpu_capabilities import KNOWN
 from mb_schema.gpu_names import find_short_name
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import config_rule
 from mb_schema.rules import Rule, rules_in
-
-config_rule = partial(section_rule, "")
 
 
 @config_rule(

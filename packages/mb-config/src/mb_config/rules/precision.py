@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from functools import partial
 
 from mb_config.resolve.precision_table import canonical, precision_field, precision_names
-from mb_schema.rule_kinds import assigned, excludes, requires, section_rule, shown
+from mb_schema.rule_kinds import (
+    assigned,
+    config_rule,
+    ddp_rule,
+    excludes,
+    optimizer_rule,
+    requires,
+    section_rule,
+    shown,
+)
 from mb_schema.rules import Rule
 from mb_schema.versions import at_least
 
-config_rule = partial(section_rule, "")
-ddp_rule = partial(section_rule, "ddp")
 mixed_precision_rule = partial(section_rule, "mixed_precision")
-optimizer_rule = partial(section_rule, "optimizer")
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8")
 

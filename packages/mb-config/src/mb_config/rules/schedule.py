@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from mb_schema.rule_kinds import assigned, in_range, section_rule
+from mb_schema.rule_kinds import assigned, in_range, optimizer_rule, section_rule, train_rule
 from mb_schema.rules import Rule
 
-optimizer_rule = partial(section_rule, "optimizer")
 scheduler_rule = partial(section_rule, "scheduler")
-train_rule = partial(section_rule, "train")
 
 _STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 _SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")

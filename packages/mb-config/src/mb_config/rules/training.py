@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from mb_config.rules.batch_sizes import is_valid_ramp
 from mb_schema.batch_stages import steps_within, unscheduled_stages
-from mb_schema.rule_kinds import assigned, in_range, lettered, section_rule, shown
+from mb_schema.rule_kinds import assigned, in_range, lettered, shown, train_rule, validation_rule
 from mb_schema.rules import Rule
-
-train_rule = partial(section_rule, "train")
-validation_rule = partial(section_rule, "validation")
 
 
 @train_rule(

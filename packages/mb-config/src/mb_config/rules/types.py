@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from mb_config.container.field_types import fit
 from mb_config.errors import ConfigReadError
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import train_rule
 from mb_schema.value_types import FIX, WHY
-
-train_rule = partial(section_rule, "train")
 
 
 @train_rule(

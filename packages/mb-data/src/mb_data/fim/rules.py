@@ -3,13 +3,10 @@
 The rules do not apply to a dataset that lacks one of their fields, or whose first field is None.
 """
 
-from functools import partial
 from typing import Any
 
-from mb_schema.rule_kinds import excludes, other_than, section_rule
+from mb_schema.rule_kinds import dataset_rule, excludes, other_than
 from mb_schema.rules import Rule, rules_in
-
-dataset_rule = partial(section_rule, "dataset")
 
 FIM_PARTS = ("prefix", "middle", "suffix")
 """Parts of a document, and names of the special tokens that precede them."""

@@ -4,15 +4,12 @@ The rules do not apply to a dataset that lacks their first field.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from mb_data.finetuning.rules import get_spec
-from mb_schema.rule_kinds import SET, among, excludes, requires, section_rule
+from mb_schema.rule_kinds import SET, among, dataset_rule, excludes, requires
 from mb_schema.rules import Rule, rules_in
 from mb_schema.versions import at_least
-
-dataset_rule = partial(section_rule, "dataset")
 
 _PACKS, _IN_BATCH = "dataset.packed_sequence_specs", "dataset.pack_sequences_in_batch"
 

@@ -3,7 +3,6 @@
 The rules do not apply to a dataset that lacks their first field.
 """
 
-from functools import partial
 from typing import Any
 
 from mb_data.errors import BlendError
@@ -11,12 +10,17 @@ from mb_data.finetuning.hub_config import PRESETS
 from mb_data.finetuning.options import read_options
 from mb_data.loading.batch_padding import QUANTIZED_BLOCK
 from mb_data.megatron.blend import blend_from_path
-from mb_schema.rule_kinds import SET, among, excludes, in_range, requires, section_rule
+from mb_schema.rule_kinds import (
+    SET,
+    among,
+    dataset_rule,
+    excludes,
+    in_range,
+    model_rule,
+    requires,
+    train_rule,
+)
 from mb_schema.rules import Rule, rules_in, value_at
-
-dataset_rule = partial(section_rule, "dataset")
-model_rule = partial(section_rule, "model")
-train_rule = partial(section_rule, "train")
 
 _PACKS = "dataset.packed_sequence_specs"
 

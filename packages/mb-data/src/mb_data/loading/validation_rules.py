@@ -2,16 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mb_data.megatron.blend import blend_from_path
-from mb_schema.rule_kinds import section_rule, shown
+from mb_schema.rule_kinds import dataset_rule, shown, validation_rule
 from mb_schema.rules import rules_in
-
-dataset_rule = partial(section_rule, "dataset")
-validation_rule = partial(section_rule, "validation")
 
 
 def validation_prefixes(blend: Any, data_path: Any, blend_per_split: Any) -> list[str]:

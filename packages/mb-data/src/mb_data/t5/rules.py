@@ -6,10 +6,9 @@ The rules do not apply to a dataset that lacks one of their fields, or has None 
 from functools import partial
 
 from mb_data.t5.span_corruption import SHORTEST_ENCODER, SpanSizes, fit_span_sizes
-from mb_schema.rule_kinds import SET, excludes, other_than, section_rule
+from mb_schema.rule_kinds import SET, dataset_rule, excludes, other_than, section_rule
 from mb_schema.rules import Rule, rules_in
 
-dataset_rule = partial(section_rule, "dataset")
 tokenizer_rule = partial(section_rule, "tokenizer")
 
 _SPANS = ("dataset.noise_density", "dataset.mean_span_length", "dataset.seq_length")

@@ -3,10 +3,9 @@
 from functools import partial
 
 from mb_models.peft.config import CanonicalLoRA
-from mb_schema.rule_kinds import excludes, in_range, section_rule
+from mb_schema.rule_kinds import config_rule, excludes, in_range, section_rule
 from mb_schema.rules import Rule
 
-config_rule = partial(section_rule, "")
 peft_rule = partial(section_rule, "peft")
 
 

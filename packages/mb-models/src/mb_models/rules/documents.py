@@ -1,11 +1,7 @@
 """Rules on the boundaries of documents in a sample: masks and positions of a dataset that a model ignores."""
 
-from functools import partial
-
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import dataset_rule
 from mb_schema.rules import Rule, rules_in
-
-dataset_rule = partial(section_rule, "dataset")
 
 
 @dataset_rule(

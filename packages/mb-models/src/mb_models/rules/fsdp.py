@@ -1,16 +1,11 @@
 """Rules on torch's FSDP2 and Megatron-FSDP, and their error."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from mb_models.errors import ModelsError
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import config_rule, ddp_rule, dist_rule
 from mb_schema.rules import Rule, rules_in
-
-config_rule = partial(section_rule, "")
-ddp_rule = partial(section_rule, "ddp")
-dist_rule = partial(section_rule, "dist")
 
 TORCH = "dist.use_torch_fsdp2"
 MEGATRON = ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp")

@@ -1,12 +1,8 @@
 """Rules on `mb_models.gpt.variant_fields.LayerVariantFields`."""
 
-from functools import partial
-
 from mb_models.family_rules import family_rule
-from mb_schema.rule_kinds import SET, among, in_range, other_than, requires, section_rule
+from mb_schema.rule_kinds import SET, among, in_range, model_rule, other_than, requires
 from mb_schema.rules import Rule
-
-model_rule = partial(section_rule, "model")
 
 NEUTRAL = {
     "norm_position": "pre",

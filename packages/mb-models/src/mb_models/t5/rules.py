@@ -4,10 +4,9 @@ from functools import partial
 from typing import Any
 
 from mb_models.family_rules import family_rule
-from mb_schema.rule_kinds import model_rule, section_rule
+from mb_schema.rule_kinds import dataset_rule, model_rule
 from mb_schema.rules import Rule, rules_in
 
-dataset_rule = partial(section_rule, "dataset")
 t5_rule = partial(family_rule, "decoder_seq_length")
 
 

@@ -12,12 +12,10 @@ from mb_overlap.rules.conditions import (
     is_older,
     on_switch,
 )
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import ddp_rule, model_rule, section_rule
 from mb_schema.rules import Rule
 
 comm_overlap_rule = partial(section_rule, "comm_overlap")
-ddp_rule = partial(section_rule, "ddp")
-model_rule = partial(section_rule, "model")
 
 _NEWER = "older releases do not compute the delayed gradients there"
 _PURPOSE = "delayed weight gradients only serve to hide more of the expert-parallel all-to-all"

@@ -1,12 +1,8 @@
 """Rules on deferring the weight gradient of the embedding: the conditions of Megatron Core's model configuration."""
 
-from functools import partial
-
 from mb_overlap.rules.conditions import on_switch
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule, section_rule
 from mb_schema.rules import Rule
-
-model_rule = partial(section_rule, "model")
 
 DEFER_EMBEDDING_WGRAD = "defer_embedding_wgrad_compute"
 

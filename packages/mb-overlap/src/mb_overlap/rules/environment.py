@@ -1,13 +1,8 @@
 """Rules on the environment variables that control concurrency between CUDA streams."""
 
-from functools import partial
-
 from mb_overlap.env_vars import HOPPER, MAX_CONNECTIONS, generation, recommended_env_vars
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import ddp_rule, model_rule
 from mb_schema.rules import Rule
-
-ddp_rule = partial(section_rule, "ddp")
-model_rule = partial(section_rule, "model")
 
 
 @ddp_rule(

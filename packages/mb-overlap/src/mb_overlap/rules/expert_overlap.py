@@ -8,11 +8,10 @@ from mb_overlap.rules.conditions import (
     is_older,
     on_switch,
 )
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule, section_rule
 from mb_schema.rules import Rule
 
 comm_overlap_rule = partial(section_rule, "comm_overlap")
-model_rule = partial(section_rule, "model")
 
 
 @model_rule(

@@ -5,7 +5,7 @@
 
 from functools import partial
 
-from mb_schema.rule_kinds import section_rule
+from mb_schema.rule_kinds import model_rule, section_rule
 from mb_schema.rules import Rule, rules_in
 
 
@@ -53,7 +53,6 @@ def p2p_comm_problem(
 
 
 comm_overlap_rule = partial(section_rule, "comm_overlap")
-model_rule = partial(section_rule, "model")
 
 _WAY = "each pipeline schedule of Megatron Core supports certain point-to-point modes only"
 

@@ -31,6 +31,7 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+UNGROUPED = {"n_group": 1, "topk_group": 1}
 GLM4_MOE = {
     "head_dim": 8,
     "n_routed_experts": 8,
@@ -95,6 +96,10 @@ KINDS = {
     "deepseek-v2-lite": ("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None}),
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, **GROUPS}),
     "moonlight": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+    "deepseek-v3-top1": (
+        "DeepseekV3",
+        DEEPSEEK | UNGROUPED | {"num_experts_per_tok": 1, "norm_topk_prob": False},
+    ),
     "deepseek-v3-yarn": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_parameters": YARN}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-no-window": ("GptOss", GPT_OSS | {"layer_types": ["full_attention"] * 2}),
@@ -161,6 +166,19 @@ KINDS = {
             "moe_intermediate_size": 24,
             "moe_shared_expert_intermediate_size": 40,
             "routed_scaling_factor": 2.5,
+        },
+    ),
+    "nemotron-h-top1": (
+        "NemotronH",
+        NEMOTRON_H
+        | UNGROUPED
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 1,
+            "norm_topk_prob": False,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
         },
     ),
     "nemotron-h-latent": (

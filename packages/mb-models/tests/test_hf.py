@@ -626,6 +626,8 @@ def test_kimi_k2_is_a_deepseek_v3():
             {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 6},
             ["num_experts_per_tok=6 with topk_group=2"],
         ),
+        ({"n_group": 1, "num_experts_per_tok": 1}, ["norm_topk_prob=True with num_experts_per_tok=1"]),
+        ({"n_group": 1, "norm_topk_prob": False}, ["norm_topk_prob=False with num_experts_per_tok=8"]),
         ({"n_group": 1}, []),
     ],
 )

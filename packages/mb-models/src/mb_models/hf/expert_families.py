@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from mb_models.config import GPTModelConfig
@@ -19,7 +18,7 @@ from mb_models.hf.layer_fields import (
     write_layer_types,
     write_window,
 )
-from mb_models.hf.routing_fields import read_routing, unequal_groups, write_routing
+from mb_models.hf.routing_fields import read_routing, unequal_sigmoid, write_routing
 
 
 def read_experts(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,10 +289,14 @@ GLM4_MOE = HuggingFaceFamily(
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": True,
     },
-    must_be={"scoring_func": ("sigmoid",), "norm_topk_prob": (True,), "topk_method": ("noaux_tc", None)},
+    must_be={
+        "scoring_func": ("sigmoid",),
+        "norm_topk_prob": (True, False),
+        "topk_method": ("noaux_tc", None),
+    },
     aliases={**_EXPERT_ALIASES, "num_mtp_layers": "num_nextn_predict_layers"},
     partial_rotation=True,
-    unequal=partial(unequal_groups, largest=2),
+    unequal=unequal_sigmoid,
     read=_read_glm,
     write=_write_glm,
 )

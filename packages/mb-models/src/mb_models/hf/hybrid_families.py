@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from mb_models.config import DType
 from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.family import HuggingFaceFamily, HybridConversion, settings_of_weights
-from mb_models.hf.routing_fields import read_groups, unequal_groups
+from mb_models.hf.routing_fields import read_groups, unequal_sigmoid
 from mb_models.hybrid.config import MambaModelConfig, main_layers, mamba_heads
 
 LETTERS: Mapping[str, str] = {
@@ -178,6 +177,7 @@ def _write_nemotron(config: MambaModelConfig) -> dict[str, Any]:
         "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,
         "n_group": config.moe_router_num_groups or 1,
         "topk_group": config.moe_router_group_topk or 1,
+        "norm_topk_prob": config.moe_router_topk > 1,
         "moe_latent_size": config.transformer.get("moe_latent_size"),
     }
     return {
@@ -254,14 +254,14 @@ NEMOTRON_H = HuggingFaceFamily(
         "norm_eps": (1e-5, None),
         "rms_norm_eps": (1e-5, None),
         "n_shared_experts": (1, None),
-        "norm_topk_prob": (True, None),
+        "norm_topk_prob": (True, False, None),
     },
     aliases={
         "num_local_experts": "n_routed_experts",
         "layer_types": "layers_block_type",
         "attention_head_dim": "head_dim",
     },
-    unequal=partial(unequal_groups, largest=2),
+    unequal=unequal_sigmoid,
     hybrid=HybridConversion(
         required=(
             *("hidden_size", "num_attention_heads", "intermediate_size", "ssm_state_size"),

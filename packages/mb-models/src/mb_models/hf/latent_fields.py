@@ -5,7 +5,7 @@ from typing import Any
 
 from mb_models.config import GPTModelConfig
 from mb_models.errors import HuggingFaceError
-from mb_models.hf.routing_fields import read_routing, unequal_groups, write_routing
+from mb_models.hf.routing_fields import read_routing, unequal_groups, unequal_sigmoid, write_routing
 
 SIZES: Mapping[str, str] = {
     "q_lora_rank": "q_lora_rank",
@@ -72,7 +72,7 @@ MUST_BE_V3 = {
     **MUST_BE,
     "topk_method": ("noaux_tc",),
     "scoring_func": ("sigmoid",),
-    "norm_topk_prob": (True,),
+    "norm_topk_prob": (True, False),
     "rope_interleave": (True,),
 }
 
@@ -96,8 +96,9 @@ def unequal_deepseek(content: Mapping[str, Any]) -> list[str]:
     """Return what Megatron Core computes differently."""
     epsilon = content["rms_norm_eps"]
     norms = f"rms_norm_eps={epsilon} (the norms of latent vectors have {LATENT_EPSILON}, Megatron Core's {epsilon})"
-    groups = unequal_groups(content, largest=2 if content["scoring_func"] == "sigmoid" else 1)
-    return [*([norms] if epsilon != LATENT_EPSILON else []), *groups]
+    sigmoid = content["scoring_func"] == "sigmoid"
+    routing = unequal_sigmoid(content) if sigmoid else unequal_groups(content, largest=1)
+    return [*([norms] if epsilon != LATENT_EPSILON else []), *routing]
 
 
 def _require_sizes(content: Mapping[str, Any]) -> None:

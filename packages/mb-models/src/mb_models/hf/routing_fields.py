@@ -51,6 +51,16 @@ def unequal_groups(content: Mapping[str, Any], *, largest: int) -> list[str]:
     ]
 
 
+def unequal_sigmoid(content: Mapping[str, Any]) -> list[str]:
+    """Return how Megatron Core routes by sigmoid scores otherwise: in groups, or in the sum of a token's weights."""
+    alone, normalized = content["num_experts_per_tok"] == 1, content.get("norm_topk_prob") is not False
+    weights = (
+        f"norm_topk_prob={normalized} with num_experts_per_tok={content['num_experts_per_tok']} (Megatron Core divides "
+        "the scores of a token's experts by their sum, except for a single one)"
+    )
+    return [*unequal_groups(content, largest=2), *([weights] if alone == normalized else [])]
+
+
 def write_routing(config: GPTModelConfig) -> dict[str, Any]:
     """Return the fields of config.json of the experts and the router of a section."""
     flags = expert_layers(config)
@@ -59,7 +69,7 @@ def write_routing(config: GPTModelConfig) -> dict[str, Any]:
         **{key: getattr(config, name) for key, name in SIZES.items()},
         "first_k_dense_replace": flags.index(1) if 1 in flags else len(flags),
         "n_shared_experts": (shared or 0) // width if width else 0,
-        "norm_topk_prob": config.moe_router_score_function == "sigmoid",
+        "norm_topk_prob": config.moe_router_score_function == "sigmoid" and config.moe_router_topk > 1,
         "n_group": config.moe_router_num_groups or 1,
         "topk_group": config.moe_router_group_topk or 1,
         "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,

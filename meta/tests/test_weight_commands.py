@@ -43,7 +43,14 @@ def test_a_folder_is_imported(run, tmp_path):
     assert f"1.5 M parameters in {tmp_path / 'checkpoints'}" in answer.stdout
 
 
-DEFAULTS = {"adapters": False, "merge": False, "model_type": None, "part": WHOLE, "shard_bytes": 2 * 2**30}
+DEFAULTS = {
+    "adapters": False,
+    "merge": False,
+    "model_type": None,
+    "source": None,
+    "part": WHOLE,
+    "shard_bytes": 2 * 2**30,
+}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,7 @@ DEFAULTS = {"adapters": False, "merge": False, "model_type": None, "part": WHOLE
         (["--merge"], {"merge": True}, "weights of step 7"),
         (["--adapters"], {"adapters": True}, "adapters of step 7"),
         (["--model-type", "phi3"], {"model_type": "phi3"}, "weights of step 7"),
+        (["--source", "models/phi"], {"source": Path("models/phi")}, "weights of step 7"),
         (["--shard-gib", "0.5", "--part", "1/4"],
          {"part": ExportPart(index=1, count=4), "shard_bytes": 2**29}, "part 1/4 of the weights of step 7"),
     ],

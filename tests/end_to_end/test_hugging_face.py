@@ -71,6 +71,19 @@ def test_autobridge_converts_checkpoints_as_the_commands(tmp_path, monkeypatch):
         AutoBridge.import_ckpt(tmp_path / "hf", tmp_path / "other")
 
 
+def test_a_run_that_was_not_imported_is_completed_from_a_source(tmp_path):
+    tiny = ["train.train_iters=1", "validation.eval_iters=0", "model.seq_length=32", "dataset.seq_length=32"]
+    assert mb_here("pretrain", "gpt_tiny", "--out", str(tmp_path / "run"), *tiny).returncode == 0
+    assert mb_here("export-hf", str(tmp_path / "run"), "--out", str(tmp_path / "plain")).returncode == 0
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    named = {"eos_token_id": 9, "bos_token_id": 7, "max_position_embeddings": 131072, "rms_norm_eps": 0.5}
+    AutoBridge.from_hf_config(config | named).export_ckpt(tmp_path / "run", tmp_path / "out")
+    exported = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert exported == config | named | {"rms_norm_eps": config["rms_norm_eps"]}
+    before, after = weights(tmp_path / "plain"), weights(tmp_path / "out")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 @pytest.mark.parametrize("command", ["import-hf", "export-hf"])
 def test_what_cannot_be_converted_is_an_error(command, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))

@@ -20,6 +20,7 @@ from mb_models.trainer_api import (
     export_model,
     load_hf_weights,
     memory_mapped_model,
+    read_config,
     require_adapters,
     require_convertible,
     section_of_folder,
@@ -75,6 +76,7 @@ def export_run(
     out: Path,
     *,
     log: Callable[[str], object],
+    source: Path | None = None,
     adapters: bool = False,
     merge: bool = False,
     part: ExportPart = WHOLE,
@@ -85,20 +87,26 @@ def export_run(
     `log` receives a message for each damaged checkpoint that was skipped. The first part verifies the checkpoint.
 
     Adapters are merged; with `adapters`, only the adapters are written, in the format of peft; `merge` requires
-    adapters. The tokenizer is copied. `options` are those of `mb_models.hf.export.export_model`.
+    adapters. The tokenizer is copied. `source` is a Hugging Face folder of the same architecture: fields without effect
+    on the weights, generation_config.json, and the tokenizer of a checkpoint that has none are taken from it; None:
+    from the folder that the run was imported from. `options` are those of `mb_models.hf.export.export_model`.
 
     Raises:
+        mb_models.errors.HuggingFaceFolderError: the source has no usable config.json.
         mb_checkpoint.CheckpointNotFoundError: there is no checkpoint, or none that is intact.
         mb_checkpoint.errors.IncompleteCheckpointError: it is one checkpoint, and damaged.
         mb_models.errors.HuggingFaceError: no supported transformers model computes the same result.
         mb_models.errors.PeftError: adapters are requested of a run that has none.
     """
+    if source is not None:
+        read_config(source)
     saved = SavedRun.find(run, purpose="export", log=log, verify=part.index == 0)
     config = saved.config
     section = require_convertible(config.model, source=run)
     if merge:
         require_adapters(config.peft)
     layers, checkpoint = HOST_LAYERS[family_of(section).name], saved.checkpoint.path
+    has_tokenizer = saved_tokenizer_file(checkpoint) is not None
     with (
         model_groups(World(), config, device=CPU) as groups,
         memory_mapped_model(section, groups=groups, layer_spec=layers, folder=out.parent) as chunk,
@@ -111,11 +119,11 @@ def export_run(
             pg_collection=groups,
             peft=config.peft,
             adapters_only=adapters,
-            carried=checkpoint,
-            tokenizer_vocab_size=saved.tokenizer().vocab_size if saved_tokenizer_file(checkpoint) else 0,
+            carried=source or checkpoint,
+            tokenizer_vocab_size=saved.tokenizer().vocab_size if has_tokenizer else 0,
             padded_vocabulary=saved.padded_vocabulary,
             base=config.checkpoint.pretrained_checkpoint or "",
-            copy_files=partial(copy_tokenizer_files, checkpoint),
+            copy_files=partial(copy_tokenizer_files, checkpoint if has_tokenizer else source or checkpoint),
             part=part,
             **options,
         )

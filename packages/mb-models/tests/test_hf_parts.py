@@ -1,6 +1,7 @@
 """Exports that several processes share: each loads and writes its files, and the folder is that of one process."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -128,6 +129,23 @@ def test_parts_of_different_exports_are_not_mixed(groups, tmp_path):
     (tmp_path / "other" / "notes.txt").touch()
     with pytest.raises(OutputExistsError, match=r"other holds notes\.txt of another export"):
         source.export(tmp_path / "other", THREE[1])
+
+
+@pytest.mark.parametrize(
+    ("named", "padded", "tokens"), [(200, False, 200), (100, False, 256), (100, True, 100), (40, True, 99)]
+)
+def test_rows_beyond_the_tokens_of_a_source_are_left_out_where_they_are_padding(
+    named, padded, tokens, groups, tmp_path
+):
+    source = Source("llama", groups, tmp_path)
+    source.section = dataclasses.replace(source.section, vocab_size=256)
+    source.chunk = build(source.section, groups)
+    (tmp_path / "like").mkdir()
+    content = json.loads((tmp_path / "in" / "config.json").read_text()) | {"vocab_size": named}
+    (tmp_path / "like" / "config.json").write_text(json.dumps(content))
+    options = {"carried": tmp_path / "like", "tokenizer_vocab_size": 99, "padded_vocabulary": padded}
+    source.export(tmp_path / "out", WHOLE, **options)
+    assert read_config(tmp_path / "out")["vocab_size"] == tokens
 
 
 def test_a_part_that_does_not_exist_is_rejected():

@@ -1,5 +1,6 @@
 """Model sections and weights from Hugging Face models, as Megatron-Bridge's AutoBridge does it. No torch at import."""
 
+import json
 import os
 import subprocess
 import warnings
@@ -8,6 +9,7 @@ from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mb_checkpoint.trainer_api import environment_of_child
@@ -476,7 +478,7 @@ class AutoBridge:
     def export_ckpt(
         self, megatron_path: str | Path, hf_path: str | Path, show_progress: bool = True, strict: bool = True
     ) -> None:
-        """Write the newest checkpoint of a run as a folder of transformers, on the CPU, as `mb export-hf`.
+        """Write the newest checkpoint of a run as a folder of transformers, on the CPU, as `mb export-hf --source`.
 
         Args:
             megatron_path: Run folder, or its checkpoints.
@@ -492,9 +494,14 @@ class AutoBridge:
         self._export(Path(megatron_path), Path(hf_path))
 
     def _export(self, megatron_path: Path, hf_path: Path) -> None:
-        _convert(
-            [*EXPORT, str(megatron_path), "--out", str(hf_path), "--model-type", self.config["model_type"]]
-        )
+        kind = self.config["model_type"]
+        with TemporaryDirectory() as empty:
+            source = self.folder
+            if source is None:
+                source = Path(empty)
+                (source / "config.json").write_text(json.dumps(self.config, default=str), encoding="utf-8")
+            command = [*EXPORT, str(megatron_path), "--out", str(hf_path), "--model-type", kind]
+            _convert([*command, "--source", str(source)])
 
     def _weights(self, hf_path: str | Path | None = None) -> Path:
         folder = Path(hf_path) if hf_path is not None else self.folder

@@ -71,6 +71,15 @@ def export_hf(
             show_default=False,
         ),
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A Hugging Face folder of the same architecture: special tokens, context length, "
+            "generation_config.json, and the tokenizer of a run without one are its own. Default: the imported model.",
+            show_default=False,
+        ),
+    ] = None,
     shard_gib: Annotated[
         float,
         typer.Option(metavar="GIB", min=0, help="Maximum size of a file, unless a tensor is larger."),
@@ -104,6 +113,7 @@ def export_hf(
             adapters=adapters,
             merge=merge,
             model_type=model_type,
+            source=source,
             part=part,
             shard_bytes=int(shard_gib * 2**30),
         )

@@ -36,9 +36,7 @@ _POSITIONS = "max_position_embeddings"
 def carry_files(sources: Iterable[Path], target: Path) -> None:
     """Copy the files of the first source that has them, a Hugging Face folder or a checkpoint, to a checkpoint."""
     for source in sources:
-        template = next(
-            (source / name for name in (TEMPLATE, "config.json") if (source / name).is_file()), None
-        )
+        template = _template_of(source)
         if template is None:
             continue
         shutil.copyfile(template, target / TEMPLATE)
@@ -47,16 +45,24 @@ def carry_files(sources: Iterable[Path], target: Path) -> None:
         return
 
 
-def read_template(checkpoint: Path) -> Mapping[str, Any]:
-    """Return the config.json that a checkpoint carries; an empty mapping if it has none or an unreadable one.
+def read_template(folder: Path) -> Mapping[str, Any]:
+    """Return the config.json of a Hugging Face folder, or the one that a checkpoint carries.
 
-    That of a model with an image encoder is the one of its text part.
+    It is empty if there is none or an unreadable one. That of a model with an image encoder is the one of its text
+    part.
     """
+    template = _template_of(folder)
+    if template is None:
+        return {}
     try:
-        content = json.loads((checkpoint / TEMPLATE).read_text(encoding="utf-8"))
+        content = json.loads(template.read_text(encoding="utf-8"))
         return text_config(content) if isinstance(content, dict) else {}
     except (OSError, ValueError):
         return {}
+
+
+def _template_of(folder: Path) -> Path | None:
+    return next((folder / name for name in (TEMPLATE, "config.json") if (folder / name).is_file()), None)
 
 
 def from_template(

@@ -51,6 +51,7 @@ __all__ = [
     "architecture_of",
     "config_of",
     "family_of_section",
+    "padded_rows",
     "read_config",
     "same_family",
     "section_of",
@@ -185,8 +186,12 @@ def _section_of(content: Mapping[str, Any], *, dtype: DType, exact: bool) -> Sec
 
 def with_padded_vocabulary(section: Section) -> Section:
     """Return the section with the rows of the embedding rounded up to a multiple of 128, which ranks can share."""
-    rows = padded_vocab_size(section.vocab_size or 1, divisible_by=128, tensor_parallel_size=1)
-    return replace(section, vocab_size=rows)
+    return replace(section, vocab_size=padded_rows(section.vocab_size or 1))
+
+
+def padded_rows(tokens: int) -> int:
+    """Return the rows of an imported embedding."""
+    return padded_vocab_size(tokens, divisible_by=128, tensor_parallel_size=1)
 
 
 def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str, Any]:

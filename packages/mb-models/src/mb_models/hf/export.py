@@ -1,14 +1,14 @@
 """Export of a checkpoint in the Hugging Face format: load, merge adapters, write. Imports torch and megatron."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mb_models.hf.carried import GENERATION, read_template
-from mb_models.hf.config_json import family_of_section, same_family
+from mb_models.hf.config_json import family_of_section, padded_rows, same_family
 from mb_models.hf.conversion import load_by_kind
 from mb_models.hf.export_part import SHARD_BYTES, WHOLE, ExportPart
 from mb_models.hf.export_plan import plan_export
@@ -52,7 +52,8 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         adapters_only: write only the adapters, in the format of peft.
         model_type: family of `mb_models.hf.families`; None: that of `carried`, or the first that computes the same as
             the section.
-        carried: folder with the files of `mb_models.hf.carried`, such as the checkpoint; None: there are none.
+        carried: Hugging Face folder, or checkpoint with the files of `mb_models.hf.carried`, which complete the
+            output; None: there are none.
         tokenizer_vocab_size: number of tokens of the tokenizer; 0: not known.
         padded_vocabulary: the rows beyond those of the tokenizer are padding, because the size of the vocabulary was
             derived from the tokenizer.
@@ -92,7 +93,10 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         model_type=model_type,
         template=template,
         vocab_size=_rows_without_padding(
-            template, tokenizer_vocab_size=tokenizer_vocab_size, padded=padded_vocabulary
+            section.vocab_size,
+            named=template.get("vocab_size"),
+            tokenizer_vocab_size=tokenizer_vocab_size,
+            padded=padded_vocabulary,
         ),
     )
     if not plan.files_of(part):
@@ -111,10 +115,13 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
 
 
 def _rows_without_padding(
-    template: Mapping[str, Any], *, tokenizer_vocab_size: int, padded: bool
+    rows: int | None, *, named: object, tokenizer_vocab_size: int, padded: bool
 ) -> int | None:
-    """Return the rows of the vocabulary that are written; None: all rows."""
-    named = template.get("vocab_size")
-    if isinstance(named, int):
+    """Return the rows of the vocabulary that are written; None: all rows.
+
+    `named` is the number of tokens of the model that the weights or the section come from; it counts where the rows
+    are these tokens and padding.
+    """
+    if isinstance(named, int) and (padded or rows in {named, padded_rows(named)}):
         return max(named, tokenizer_vocab_size) or None
     return (tokenizer_vocab_size if padded else 0) or None

@@ -93,5 +93,5 @@ def __getattr__(name: str) -> Callable[..., ConfigContainer]:
 
     function: Callable[..., ConfigContainer] = build_with_adapters if adapts else build
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Build the recipe `{name}` of Megatron-Bridge."
-    return recipe(function)
+    function.__doc__ = summary = f"Build the recipe `{name}` of Megatron-Bridge."
+    return recipe(summary)(function)

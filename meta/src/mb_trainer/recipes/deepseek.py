@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -42,7 +42,10 @@ EXPERTS: Mapping[str, Any] = {
 }
 
 
-@recipe
+@recipe(
+    "DeepSeek-V3 671B, 4,096 tokens, one further token; 1,024 or 2,048 GPUs: TP 2, PP 16, EP 64",
+    processes=1024,
+)
 def deepseek_v3() -> ConfigContainer:
     """Build DeepSeek-V3 with one MTP layer for multiples of 1,024 GPUs with 80 GB: TP 2, PP 16, EP 64."""
     model = GPTModelConfig(
@@ -72,10 +75,4 @@ def deepseek_v3() -> ConfigContainer:
     return pretraining(model, global_batch_size=15_360, learning_rate=2.2e-4, train_iters=250_000)
 
 
-RECIPES = {
-    "deepseek_v3": Recipe(
-        summary="DeepSeek-V3 671B, 4,096 tokens, one further token; 1,024 or 2,048 GPUs: TP 2, PP 16, EP 64",
-        build=deepseek_v3,
-        processes=1024,
-    )
-}
+RECIPES = recipes_in(globals())

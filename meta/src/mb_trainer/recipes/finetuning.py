@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, SumsFinetuningConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.lora import BASE
 
 
-@recipe
+@recipe(
+    f"answers to sums by gpt_tiny, from {BASE}: mb pretrain gpt_tiny first, then mb finetune sft_tiny; "
+    "under a minute on two CPU cores"
+)
 def sft_tiny() -> ConfigContainer:
     """Build supervised fine-tuning of gpt_tiny on synthetic additions: all parameters, or adapters with peft=lora.
 
@@ -29,10 +32,4 @@ def sft_tiny() -> ConfigContainer:
     return config
 
 
-RECIPES = {
-    "sft_tiny": Recipe(
-        summary=f"answers to sums by gpt_tiny, from {BASE}: mb pretrain gpt_tiny first, then mb finetune sft_tiny; "
-        "under a minute on two CPU cores",
-        build=sft_tiny,
-    ),
-}
+RECIPES = recipes_in(globals())

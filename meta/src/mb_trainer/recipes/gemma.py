@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -38,7 +38,7 @@ GEMMA3: Mapping[str, Any] = {
 }
 
 
-@recipe
+@recipe("Gemma 2B, 4,096 tokens; 1 GPU and multiples")
 def gemma_2b() -> ConfigContainer:
     """Build Gemma 2B for one GPU with 80 GB and multiples."""
     model = GPTModelConfig(
@@ -53,7 +53,7 @@ def gemma_2b() -> ConfigContainer:
     return _pretraining(model, learning_rate=3e-4)
 
 
-@recipe
+@recipe("Gemma 2 2B, 4,096 tokens; 1 GPU and multiples")
 def gemma2_2b() -> ConfigContainer:
     """Build Gemma 2 2B for one GPU with 80 GB and multiples: scores are recomputed."""
     model = GPTModelConfig(
@@ -69,7 +69,7 @@ def gemma2_2b() -> ConfigContainer:
     return _pretraining(model, learning_rate=3e-4)
 
 
-@recipe
+@recipe("Gemma 2 9B, 4,096 tokens; 8 GPUs and multiples: TP 2", processes=8)
 def gemma2_9b() -> ConfigContainer:
     """Build Gemma 2 9B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism, scores are recomputed."""
     model = GPTModelConfig(
@@ -87,7 +87,7 @@ def gemma2_9b() -> ConfigContainer:
     return _pretraining(model, learning_rate=2e-4)
 
 
-@recipe
+@recipe("Gemma 3 1B (text), 4,096 tokens; 1 GPU and multiples")
 def gemma3_1b() -> ConfigContainer:
     """Build Gemma 3 1B, whose every sixth layer has no window, for one GPU with 80 GB and multiples."""
     model = GPTModelConfig(
@@ -108,15 +108,4 @@ def _pretraining(model: GPTModelConfig, *, learning_rate: float) -> ConfigContai
     return pretraining(model, global_batch_size=256, learning_rate=learning_rate)
 
 
-RECIPES = {
-    "gemma_2b": Recipe(summary="Gemma 2B, 4,096 tokens; 1 GPU and multiples", build=gemma_2b, processes=1),
-    "gemma2_2b": Recipe(
-        summary="Gemma 2 2B, 4,096 tokens; 1 GPU and multiples", build=gemma2_2b, processes=1
-    ),
-    "gemma2_9b": Recipe(
-        summary="Gemma 2 9B, 4,096 tokens; 8 GPUs and multiples: TP 2", build=gemma2_9b, processes=8
-    ),
-    "gemma3_1b": Recipe(
-        summary="Gemma 3 1B (text), 4,096 tokens; 1 GPU and multiples", build=gemma3_1b, processes=1
-    ),
-}
+RECIPES = recipes_in(globals())

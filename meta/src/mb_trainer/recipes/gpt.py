@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import (
     CheckpointConfig,
     CommOverlapConfig,
@@ -77,7 +77,7 @@ def on_python_sources(model: GPTModelConfig, *, steps: int) -> ConfigContainer:
     )
 
 
-@recipe
+@recipe("GPT, 5 M parameters, Python sources; about two to three minutes on two CPU cores")
 def gpt_tiny() -> ConfigContainer:
     """Build a GPT of 5 million parameters."""
     model = GPTModelConfig(
@@ -92,14 +92,17 @@ def gpt_tiny() -> ConfigContainer:
     return on_python_sources(model, steps=300)
 
 
-@recipe
+@recipe("GPT with four experts and a shared one, 2 M parameters; under a minute on two CPU cores")
 def moe_tiny() -> ConfigContainer:
     """Build a GPT with four experts and a shared expert in two of three layers, balanced by an auxiliary loss."""
     balance: Mapping[str, Any] = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01}
     return on_python_sources(GPTModelConfig(**SMALL, **EXPERTS, **balance, moe_z_loss_coeff=1e-3), steps=150)
 
 
-@recipe
+@recipe(
+    "latent attention, experts and a further token (as DeepSeek-V3), Python sources; under a minute on "
+    "two CPU cores"
+)
 def mla_tiny() -> ConfigContainer:
     """Build a small GPT in the style of DeepSeek-V3: latent attention, experts balanced by a bias, one MTP layer."""
     balance: Mapping[str, Any] = {
@@ -116,30 +119,14 @@ def mla_tiny() -> ConfigContainer:
     )
 
 
-@recipe
+@recipe("GPT that predicts two further tokens, Python sources; under a minute on two CPU cores")
 def mtp_tiny() -> ConfigContainer:
     """Build a dense GPT with two MTP layers."""
     return on_python_sources(GPTModelConfig(**SMALL, mtp_num_layers=2), steps=150)
 
 
 RECIPES = {
-    "gpt_tiny": Recipe(
-        summary="GPT, 5 M parameters, Python sources; about two to three minutes on two CPU cores",
-        build=gpt_tiny,
-    ),
-    "moe_tiny": Recipe(
-        summary="GPT with four experts and a shared one, 2 M parameters; under a minute on two CPU cores",
-        build=moe_tiny,
-    ),
-    "mla_tiny": Recipe(
-        summary="latent attention, experts and a further token (as DeepSeek-V3), Python sources; under a minute on "
-        "two CPU cores",
-        build=mla_tiny,
-    ),
-    "mtp_tiny": Recipe(
-        summary="GPT that predicts two further tokens, Python sources; under a minute on two CPU cores",
-        build=mtp_tiny,
-    ),
+    **recipes_in(globals()),
     **one_gpu.RECIPES,
     **gemma.RECIPES,
     **llama.RECIPES,

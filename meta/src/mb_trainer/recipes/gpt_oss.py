@@ -1,11 +1,11 @@
 """Recipe in the shape of GPT-OSS."""
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import pretraining
 
 
-@recipe
+@recipe("shape of GPT-OSS 20B, 4,096 tokens; 8 GPUs and multiples: EP 8", processes=8)
 def gpt_oss_20b() -> ConfigContainer:
     """Build a model in the shape of GPT-OSS 20B for multiples of 8 GPUs with 80 GB: EP 8.
 
@@ -46,10 +46,4 @@ def gpt_oss_20b() -> ConfigContainer:
     return pretraining(model, global_batch_size=512, learning_rate=3e-4)
 
 
-RECIPES = {
-    "gpt_oss_20b": Recipe(
-        summary="shape of GPT-OSS 20B, 4,096 tokens; 8 GPUs and multiples: EP 8",
-        build=gpt_oss_20b,
-        processes=8,
-    )
-}
+RECIPES = recipes_in(globals())

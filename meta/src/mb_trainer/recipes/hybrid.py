@@ -1,6 +1,6 @@
 """Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts in the order of a pattern."""
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import (
     ConfigContainer,
     MambaModelConfig,
@@ -11,7 +11,7 @@ from mb_trainer.recipes.gpt import gpt_tiny
 from mb_trainer.recipes.pretraining import pretraining
 
 
-@recipe
+@recipe("hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; a minute on two cores")
 def hybrid_tiny() -> ConfigContainer:
     """Build a hybrid of 3 million parameters on the Python standard library's sources, for two CPU cores."""
     config = gpt_tiny()
@@ -45,7 +45,7 @@ def hybrid_tiny() -> ConfigContainer:
     return config
 
 
-@recipe
+@recipe("Mamba 2 hybrid, 8.65 B parameters, 4,096 tokens; 8 GPUs and multiples: TP 4", processes=8)
 def hybrid_8b() -> ConfigContainer:
     """Build a Mamba 2 hybrid of 8,654,517,248 parameters for multiples of 8 GPUs with 80 GB: TP 4.
 
@@ -73,7 +73,7 @@ def hybrid_8b() -> ConfigContainer:
     return pretraining(model, global_batch_size=256, learning_rate=2.5e-4)
 
 
-@recipe
+@recipe("Mamba 2 hybrid, 0.9 B parameters, 4,096 tokens; 1 GPU and multiples")
 def hybrid_1b() -> ConfigContainer:
     """Build a Mamba 2 hybrid of 885 million parameters for one GPU and multiples: layers in the order of Nemotron-H."""
     model = MambaModelConfig(
@@ -99,7 +99,7 @@ def hybrid_1b() -> ConfigContainer:
     return pretraining(model, global_batch_size=128, learning_rate=4e-4)
 
 
-@recipe
+@recipe("shape of Nemotron-H 8B, 8,192 tokens; 8 GPUs and multiples: TP 4", processes=8)
 def nemotron_h_8b() -> ConfigContainer:
     """Build a model in the shape of Nemotron-H 8B for multiples of 8 GPUs with 80 GB: TP 4.
 
@@ -131,24 +131,4 @@ def nemotron_h_8b() -> ConfigContainer:
     return pretraining(model, global_batch_size=256, learning_rate=3e-4)
 
 
-RECIPES = {
-    "hybrid_tiny": Recipe(
-        summary="hybrid of Mamba, gated delta and attention, 3 M parameters, Python sources; a minute on two cores",
-        build=hybrid_tiny,
-    ),
-    "hybrid_8b": Recipe(
-        summary="Mamba 2 hybrid, 8.65 B parameters, 4,096 tokens; 8 GPUs and multiples: TP 4",
-        build=hybrid_8b,
-        processes=8,
-    ),
-    "hybrid_1b": Recipe(
-        summary="Mamba 2 hybrid, 0.9 B parameters, 4,096 tokens; 1 GPU and multiples",
-        build=hybrid_1b,
-        processes=1,
-    ),
-    "nemotron_h_8b": Recipe(
-        summary="shape of Nemotron-H 8B, 8,192 tokens; 8 GPUs and multiples: TP 4",
-        build=nemotron_h_8b,
-        processes=8,
-    ),
-}
+RECIPES = recipes_in(globals())

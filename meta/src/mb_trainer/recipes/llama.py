@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_overlap import (
     userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192,
     userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192,
@@ -21,7 +21,23 @@ LLAMA: Mapping[str, Any] = {
 }
 
 
-@recipe
+@recipe("Llama 3.2 1B, 8,192 tokens; 1 GPU and multiples")
+def llama32_1b() -> ConfigContainer:
+    """Build Llama 3.2 1B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
+    model = GPTModelConfig(
+        num_layers=16,
+        hidden_size=2048,
+        ffn_hidden_size=8192,
+        num_attention_heads=32,
+        kv_channels=64,
+        rope_scaling_factor=32.0,
+        share_embeddings_and_output_weights=True,
+        **LLAMA,
+    )
+    return pretraining(model, global_batch_size=128, learning_rate=5e-4)
+
+
+@recipe("Llama 3.1 8B, 8,192 tokens; 8 GPUs and multiples: TP 2", processes=8)
 def llama31_8b() -> ConfigContainer:
     """Build Llama 3.1 8B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism."""
     model = GPTModelConfig(
@@ -41,7 +57,7 @@ def llama31_8b() -> ConfigContainer:
     )
 
 
-@recipe
+@recipe("Llama 3.1 70B, 8,192 tokens; 64 GPUs and multiples: TP 4, PP 4, CP 2", processes=64)
 def llama31_70b() -> ConfigContainer:
     """Build Llama 3.1 70B for multiples of 64 GPUs with 80 GB: TP 4, PP 4 with 5 virtual stages, CP 2."""
     model = GPTModelConfig(
@@ -66,7 +82,7 @@ def llama31_70b() -> ConfigContainer:
     )
 
 
-@recipe
+@recipe("Llama 3.1 405B, 8,192 tokens; 1,024 to 8,192 GPUs, powers of two: TP 8, PP 8, CP 2", processes=1024)
 def llama31_405b() -> ConfigContainer:
     """Build Llama 3.1 405B for multiples of 1,024 GPUs with 80 GB: TP 8, PP 8 with 8 virtual stages, CP 2."""
     model = GPTModelConfig(
@@ -93,37 +109,4 @@ def llama31_405b() -> ConfigContainer:
     )
 
 
-@recipe
-def llama32_1b() -> ConfigContainer:
-    """Build Llama 3.2 1B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
-    model = GPTModelConfig(
-        num_layers=16,
-        hidden_size=2048,
-        ffn_hidden_size=8192,
-        num_attention_heads=32,
-        kv_channels=64,
-        rope_scaling_factor=32.0,
-        share_embeddings_and_output_weights=True,
-        **LLAMA,
-    )
-    return pretraining(model, global_batch_size=128, learning_rate=5e-4)
-
-
-RECIPES = {
-    "llama32_1b": Recipe(
-        summary="Llama 3.2 1B, 8,192 tokens; 1 GPU and multiples", build=llama32_1b, processes=1
-    ),
-    "llama31_8b": Recipe(
-        summary="Llama 3.1 8B, 8,192 tokens; 8 GPUs and multiples: TP 2", build=llama31_8b, processes=8
-    ),
-    "llama31_70b": Recipe(
-        summary="Llama 3.1 70B, 8,192 tokens; 64 GPUs and multiples: TP 4, PP 4, CP 2",
-        build=llama31_70b,
-        processes=64,
-    ),
-    "llama31_405b": Recipe(
-        summary="Llama 3.1 405B, 8,192 tokens; 1,024 to 8,192 GPUs, powers of two: TP 8, PP 8, CP 2",
-        build=llama31_405b,
-        processes=1024,
-    ),
-}
+RECIPES = recipes_in(globals())

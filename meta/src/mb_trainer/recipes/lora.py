@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 
@@ -25,7 +25,10 @@ def folder_of(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-@recipe
+@recipe(
+    f"adapters on gpt_tiny for sources that it has not seen, from {BASE}: mb pretrain gpt_tiny first; "
+    "about a minute on two CPU cores"
+)
 def lora_tiny() -> ConfigContainer:
     """Build adapters of rank 8 on the weights of gpt_tiny, for sources outside its training data: Megatron Core's.
 
@@ -51,10 +54,4 @@ def lora_tiny() -> ConfigContainer:
     return config
 
 
-RECIPES = {
-    "lora_tiny": Recipe(
-        summary=f"adapters on gpt_tiny for sources that it has not seen, from {BASE}: mb pretrain gpt_tiny first; "
-        "about a minute on two CPU cores",
-        build=lora_tiny,
-    ),
-}
+RECIPES = recipes_in(globals())

@@ -1,6 +1,6 @@
 """Recipes of vision-language models: images and text in, text out."""
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -17,7 +17,7 @@ from mb_trainer.config import (
 from mb_trainer.recipes.gpt import TINY
 
 
-@recipe
+@recipe("captions for images of coloured shapes, 0.7 M parameters; about a minute on two CPU cores")
 def mimo_tiny() -> ConfigContainer:
     """Build a small model that captions images of coloured shapes, byte by byte, for two CPU cores or any GPU."""
     model = MimoModelConfig(
@@ -53,9 +53,4 @@ def mimo_tiny() -> ConfigContainer:
     )
 
 
-RECIPES = {
-    "mimo_tiny": Recipe(
-        summary="captions for images of coloured shapes, 0.7 M parameters; about a minute on two CPU cores",
-        build=mimo_tiny,
-    ),
-}
+RECIPES = recipes_in(globals())

@@ -1,11 +1,11 @@
 """Recipe of Mixtral, in its published size."""
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 
-@recipe
+@recipe("Mixtral 8x7B, 4,096 tokens; 32 GPUs and multiples: EP 8, PP 4", processes=32)
 def mixtral_8x7b() -> ConfigContainer:
     """Build Mixtral 8x7B for multiples of 32 GPUs with 80 GB: one expert per rank (EP 8), PP 4, 8 virtual stages."""
     model = GPTModelConfig(
@@ -32,10 +32,4 @@ def mixtral_8x7b() -> ConfigContainer:
     return pretraining(model, global_batch_size=512, learning_rate=3e-4)
 
 
-RECIPES = {
-    "mixtral_8x7b": Recipe(
-        summary="Mixtral 8x7B, 4,096 tokens; 32 GPUs and multiples: EP 8, PP 4",
-        build=mixtral_8x7b,
-        processes=32,
-    )
-}
+RECIPES = recipes_in(globals())

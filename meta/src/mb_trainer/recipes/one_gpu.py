@@ -1,11 +1,11 @@
 """Recipes of further models for one GPU: a GPT of 355 million parameters, and one with experts."""
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
 
-@recipe
+@recipe("GPT-2 medium, 1,024 tokens; 1 GPU and multiples")
 def gpt_350m() -> ConfigContainer:
     """Build GPT-2 medium for one GPU and multiples: learned positions, LayerNorm, tied output layer.
 
@@ -30,7 +30,7 @@ def gpt_350m() -> ConfigContainer:
     return config
 
 
-@recipe
+@recipe("GPT with 32 experts, 1.3 B parameters, 400 M per token, 4,096 tokens; 1 GPU and multiples")
 def moe_1b() -> ConfigContainer:
     """Build a GPT of 1.3 billion parameters with 32 experts, 8 of them per token, for one GPU and multiples.
 
@@ -59,13 +59,4 @@ def moe_1b() -> ConfigContainer:
     return pretraining(model, global_batch_size=128, learning_rate=4e-4)
 
 
-RECIPES = {
-    "gpt_350m": Recipe(
-        summary="GPT-2 medium, 1,024 tokens; 1 GPU and multiples", build=gpt_350m, processes=1
-    ),
-    "moe_1b": Recipe(
-        summary="GPT with 32 experts, 1.3 B parameters, 400 M per token, 4,096 tokens; 1 GPU and multiples",
-        build=moe_1b,
-        processes=1,
-    ),
-}
+RECIPES = recipes_in(globals())

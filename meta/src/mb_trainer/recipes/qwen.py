@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -30,13 +30,13 @@ EXPERTS: Mapping[str, Any] = {
 }
 
 
-@recipe
+@recipe("Qwen3 0.6B, 4,096 tokens; 1 GPU and multiples")
 def qwen3_0_6b() -> ConfigContainer:
     """Build Qwen3 0.6B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
     return _small(hidden_size=1024, ffn_hidden_size=3072, learning_rate=6e-4)
 
 
-@recipe
+@recipe("Qwen3 1.7B, 4,096 tokens; 1 GPU and multiples")
 def qwen3_1_7b() -> ConfigContainer:
     """Build Qwen3 1.7B, whose output layer is its embedding, for one GPU with 80 GB and multiples."""
     return _small(hidden_size=2048, ffn_hidden_size=6144, learning_rate=4e-4)
@@ -55,7 +55,7 @@ def _small(*, hidden_size: int, ffn_hidden_size: int, learning_rate: float) -> C
     return pretraining(model, global_batch_size=128, learning_rate=learning_rate)
 
 
-@recipe
+@recipe("Qwen3 8B, 4,096 tokens; 8 GPUs and multiples: TP 2", processes=8)
 def qwen3_8b() -> ConfigContainer:
     """Build Qwen3 8B for multiples of 8 GPUs with 80 GB: TP 2 with sequence parallelism."""
     model = GPTModelConfig(
@@ -76,7 +76,7 @@ def qwen3_8b() -> ConfigContainer:
     )
 
 
-@recipe
+@recipe("Qwen3 30B-A3B, 4,096 tokens; 16 GPUs and multiples: EP 16", processes=16)
 def qwen3_30b_a3b() -> ConfigContainer:
     """Build Qwen3 30B-A3B for multiples of 16 GPUs with 80 GB: EP 16."""
     model = GPTModelConfig(
@@ -92,7 +92,7 @@ def qwen3_30b_a3b() -> ConfigContainer:
     return pretraining(model, global_batch_size=512, learning_rate=3e-4)
 
 
-@recipe
+@recipe("Qwen3 235B-A22B, 4,096 tokens; 256 GPUs and multiples: TP 2, PP 8, EP 32", processes=256)
 def qwen3_235b_a22b() -> ConfigContainer:
     """Build Qwen3 235B-A22B for multiples of 256 GPUs with 80 GB: TP 2, PP 8 with 4 virtual stages, EP 32."""
     model = GPTModelConfig(
@@ -115,22 +115,4 @@ def qwen3_235b_a22b() -> ConfigContainer:
     return pretraining(model, global_batch_size=2048, learning_rate=3e-4)
 
 
-RECIPES = {
-    "qwen3_0_6b": Recipe(
-        summary="Qwen3 0.6B, 4,096 tokens; 1 GPU and multiples", build=qwen3_0_6b, processes=1
-    ),
-    "qwen3_1_7b": Recipe(
-        summary="Qwen3 1.7B, 4,096 tokens; 1 GPU and multiples", build=qwen3_1_7b, processes=1
-    ),
-    "qwen3_8b": Recipe(
-        summary="Qwen3 8B, 4,096 tokens; 8 GPUs and multiples: TP 2", build=qwen3_8b, processes=8
-    ),
-    "qwen3_30b_a3b": Recipe(
-        summary="Qwen3 30B-A3B, 4,096 tokens; 16 GPUs and multiples: EP 16", build=qwen3_30b_a3b, processes=16
-    ),
-    "qwen3_235b_a22b": Recipe(
-        summary="Qwen3 235B-A22B, 4,096 tokens; 256 GPUs and multiples: TP 2, PP 8, EP 32",
-        build=qwen3_235b_a22b,
-        processes=256,
-    ),
-}
+RECIPES = recipes_in(globals())

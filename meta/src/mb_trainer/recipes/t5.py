@@ -1,6 +1,6 @@
 """Recipes of T5 on span corruption: the encoder reads text with masked spans, the decoder generates the spans."""
 
-from mb_config.trainer_api import Recipe, recipe
+from mb_config.trainer_api import recipe, recipes_in
 from mb_trainer.config import (
     ConfigContainer,
     SchedulerConfig,
@@ -19,7 +19,7 @@ SENTINELS = 100
 each masked span of 3 out of 20 tokens."""
 
 
-@recipe
+@recipe("T5, 2 M parameters, Python sources with gaps; under a minute on two CPU cores")
 def t5_tiny() -> ConfigContainer:
     """Build a T5 of 2 million parameters on the Python standard library's sources, for two CPU cores."""
     config = gpt_tiny()
@@ -42,7 +42,7 @@ def t5_tiny() -> ConfigContainer:
     return config
 
 
-@recipe
+@recipe("T5 base, 223 M parameters, 512 tokens read and 128 written; 8 GPUs and multiples", processes=8)
 def t5_base() -> ConfigContainer:
     """Build T5 base for multiples of 8 GPUs: 222.9 million parameters, data parallel.
 
@@ -79,14 +79,4 @@ def t5_base() -> ConfigContainer:
     return config
 
 
-RECIPES = {
-    "t5_tiny": Recipe(
-        summary="T5, 2 M parameters, Python sources with gaps; under a minute on two CPU cores",
-        build=t5_tiny,
-    ),
-    "t5_base": Recipe(
-        summary="T5 base, 223 M parameters, 512 tokens read and 128 written; 8 GPUs and multiples",
-        build=t5_base,
-        processes=8,
-    ),
-}
+RECIPES = recipes_in(globals())

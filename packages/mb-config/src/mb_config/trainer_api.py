@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from mb_config.overrides.registration import RecipeTable as RecipeTable
     from mb_config.overrides.registration import Registry as Registry
     from mb_config.overrides.registration import recipe as recipe
+    from mb_config.overrides.registration import recipes_in as recipes_in
     from mb_config.overrides.request import ConfigRequest as ConfigRequest
     from mb_config.overrides.request import RecipeReader as RecipeReader
     from mb_config.overrides.saved_settings import SavedSettingsError as SavedSettingsError

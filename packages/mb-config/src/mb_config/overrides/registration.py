@@ -49,20 +49,35 @@ class Recipe:
     """Code that a run of this recipe uses in addition to the configuration, as the program defines it; None: none."""
 
 
-def recipe(build: Callable[Parameters, Config]) -> Callable[Parameters, Config]:
-    """Decorate a function that builds a configuration: its values count as those of the recipe, not as the user's.
+def recipe(
+    summary: str, *, processes: int = 1
+) -> Callable[[Callable[Parameters, Config]], Callable[Parameters, Config]]:
+    """Return a decorator of a function that builds a configuration, which makes it a recipe (`recipes_in`).
 
-    Only so does a setting that the caller assigns to the configuration take precedence over them, as on the command
-    line.
+    Its values count as those of the recipe, not as the user's: only so does a setting that the caller assigns to the
+    configuration take precedence over them, as on the command line. The arguments are fields of `Recipe`.
     """
 
-    @wraps(build)
-    def build_recipe(*values: Parameters.args, **named: Parameters.kwargs) -> Config:
-        config = build(*values, **named)
-        set_by(config, f"recipe {build.__name__}")
-        return config
+    def of(build: Callable[Parameters, Config]) -> Callable[Parameters, Config]:
+        @wraps(build)
+        def build_recipe(*values: Parameters.args, **named: Parameters.kwargs) -> Config:
+            config = build(*values, **named)
+            set_by(config, f"recipe {build.__name__}")
+            return config
 
-    return build_recipe
+        vars(build_recipe)["_recipe"] = Recipe(build=build_recipe, summary=summary, processes=processes)
+        return build_recipe
+
+    return of
+
+
+def recipes_in(module: Mapping[str, Any]) -> dict[str, Recipe]:
+    """Return the recipes that a module defines, by name, in the order of definition; called with `globals()`."""
+    return {
+        name: value._recipe
+        for name, value in module.items()
+        if hasattr(value, "_recipe") and value.__module__ == module["__name__"]
+    }
 
 
 def as_recipe(value: object, *, source: str) -> Recipe:

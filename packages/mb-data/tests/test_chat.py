@@ -418,8 +418,10 @@ def test_share_gpt_is_read_as_messages():
         ),
         (
             {"messages": [USER, ANSWER | {"weight": 0}]},
-            "messages[1].weight is 0; weights of messages are not",
+            "messages[1].weight is 0; the loss covers all messages of the assistant",
         ),
+        ({"messages": [USER, ANSWER | {"loss": False}]}, "messages[1].loss is False; the loss covers all"),
+        ({"messages": [USER | {"trainable": 1}, ANSWER]}, "messages[0].trainable is 1; the loss covers all"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is neither a string nor"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
@@ -439,6 +441,59 @@ def test_a_bad_row_is_named_with_a_fix(row, message):
         parse_conversation(row, location="a.jsonl:7")
     assert str(error.value).startswith("a.jsonl:7: ")
     assert message in str(error.value)
+
+
+MARKS = {"weight": 1, "loss": True, "training": 1}
+
+
+def test_keys_that_agree_with_the_loss_are_read():
+    row = {"messages": [USER | {"weight": 1, "loss": False}, ANSWER | MARKS]}
+    assert parse_conversation(row, location="a:1").messages == row["messages"]
+
+
+@pytest.mark.parametrize("arguments", [{"a": 2}, '{"a": 2}'])
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "{{ call.arguments | tojson }}",
+        "{% for name, value in call.arguments | items %}{{ '{' ~ name | tojson ~ ': ' ~ value ~ '}' }}{% endfor %}",
+        "{{ '' + call.arguments }}",
+        "{{ call.arguments }}",
+        "{{ call.arguments if call.arguments is string else call.arguments | tojson }}",
+    ],
+)
+def test_a_template_gets_the_arguments_of_calls_in_the_form_that_it_reads(arguments, printed):
+    template = (
+        "{% for call in messages[-1].tool_calls %}{% set call = call.function %}" + printed + "{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    row = {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
+    tokenizer = TokenizerWithTemplate(ByteTokenizer(), template)
+    (sample,) = samples(tokenizer, row, answer_only_loss=False)
+    assert tokenizer.decode(sample.ids) == '{"a": 2}'
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[0].content | trim }}", "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"],
+)
+def test_a_template_gets_a_list_of_texts_in_the_form_that_it_reads(template):
+    row = {"messages": [USER | {"content": [{"type": "text", "text": "Hi"}]}, ANSWER]}
+    tokenizer = TokenizerWithTemplate(ByteTokenizer(), template)
+    (sample,) = samples(tokenizer, row, answer_only_loss=False)
+    assert tokenizer.decode(sample.ids) == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[-1].tool_calls }}", "prints the arguments of tool calls, or lists of texts, as Python"),
+        ("{{ raise_exception('no tools') }}", "the chat template rejects the conversation: no tools"),
+    ],
+)
+def test_a_template_that_reads_no_form_is_rejected(template, message):
+    with pytest.raises(BadDocumentError, match=message):
+        samples(TokenizerWithTemplate(ByteTokenizer(), template), {"messages": [USER, CALL]})
 
 
 def test_a_row_that_the_template_rejects_is_named(folder):

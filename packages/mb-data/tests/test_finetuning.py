@@ -168,6 +168,14 @@ def test_a_long_conversation_is_truncated_at_its_end():
         ('{"input": "a", "output": 3}', "has a int for key 'output'"),
         (r'{"input": "a", "output": "\ud83d"}', "has an unpaired surrogate"),
         ('{"messages": "a"}', "messages is not a list"),
+        (
+            '{"messages": [{"role": "assistant", "content": "a", "loss": 0}]}',
+            "messages[0].loss is 0; the loss covers",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}',
+            "message 0 has tool_calls, which only a chat template renders",
+        ),
         ('{"messages": [{"role": "bot", "content": "a"}]}', "message 0 has no role of system"),
         ('{"messages": [{"role": "user", "content": null}]}', "has nothing for message 0 under 'content'"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of the assistant"),

@@ -12,6 +12,7 @@ from mb_data.chat.encoding import (
     final_special,
     special_names,
 )
+from mb_data.chat.message_forms import readable_messages
 from mb_data.chat.samples import compile_template
 from mb_data.errors import TokenizerError
 from mb_data.tokenizers.base import Tokenizer, token_id, unwrap_tokenizer
@@ -52,13 +53,18 @@ def render_prompt(
             "--chat: the tokenizer of the run has no chat template. Set tokenizer.chat_template in a run, or leave out "
             "--chat and write the conversation as the model was trained on it."
         )
-    rendered = compile_template(template).render(
-        messages,
-        tools=None,
-        arguments=templates.special_tokens,
-        add_generation_prompt=add_generation_prompt,
-    )
-    return str(rendered.text)
+    renderer = compile_template(template)
+
+    def render(form: Sequence[Mapping[str, Any]]) -> str:
+        rendered = renderer.render(
+            form,
+            tools=None,
+            arguments=templates.special_tokens,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return str(rendered.text)
+
+    return render(readable_messages(messages, render=render))
 
 
 def end_of_answer(tokenizer: Tokenizer) -> int | None:

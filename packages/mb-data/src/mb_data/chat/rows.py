@@ -1,7 +1,7 @@
 """Conversations in rows of fine-tuning data: `messages` of role and content, and ShareGPT's `conversations`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,13 +23,18 @@ _SENDERS = {
 }
 """Names of senders in ShareGPT's form -> role."""
 _CALL = "function_call"
+_MARKS: Mapping[str, object] = {
+    "weight": 1,
+    **dict.fromkeys(("loss", "loss_mask", "train", "training", "trainable")),
+}
+"""Keys of other trainers for messages that are trained or not -> value that has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """Messages in the form that chat templates read, with the location of their row."""
 
-    messages: list[dict[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     location: str
 
@@ -160,12 +165,7 @@ def _checked(message: dict[str, Any], *, where: str, location: str) -> dict[str,
             f"{where}.role is {role!r}, which is not a known role",
             f"Write one of {', '.join(_ROLES)}",
         )
-    if message.get("weight", 1) != 1:
-        _reject(
-            location,
-            f"{where}.weight is {message['weight']!r}; weights of messages are not supported",
-            "Remove the key, or mark the trained text in the template with {% generation %}",
-        )
+    reject_marks(message, where=where, location=location)
     if content is None and not (role == ASSISTANT and message.get("tool_calls")):
         _reject(location, f"{where} has no content", 'Write "content": "..."')
     texts = [content] if content is not None else []
@@ -180,6 +180,23 @@ def _checked(message: dict[str, Any], *, where: str, location: str) -> dict[str,
     for text in texts:
         require_encodable(text, location=location)
     return message
+
+
+def reject_marks(message: Mapping[str, Any], *, where: str, location: str) -> None:
+    """Reject a message whose keys for other trainers exclude an answer from the loss, or include another message.
+
+    Raises:
+        BadDocumentError: It has such a key.
+    """
+    trained = message["role"] == ASSISTANT
+    for name, without_effect in _MARKS.items():
+        value = message.get(name)
+        if value is not None and value not in (trained, without_effect):
+            _reject(
+                location,
+                f"{where}.{name} is {value!r}; the loss covers all messages of the assistant, and no others",
+                "Remove the key, or mark the trained text in the template with {% generation %}",
+            )
 
 
 def _reject(location: str, problem: str, fix: str) -> NoReturn:

@@ -5,10 +5,11 @@ renderings: the conversation up to and including a message, and up to the prompt
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mb_data.chat.encoding import chat_templates_of, encode_chat, final_special
+from mb_data.chat.message_forms import readable_messages
 from mb_data.chat.prompt_formats import turn_template
 from mb_data.chat.rows import Conversation, parse_conversation
 from mb_data.chat.template import ChatTemplates
@@ -104,10 +105,18 @@ class ChatEncoder:
             raise ChatTemplateError(
                 "there is no template named default, but the conversation has no tools. Set tokenizer.chat_template"
             )
+        renderer = compile_template(template)
+        arguments = {**self.templates.special_tokens, **self.options.chat_template_kwargs}
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            return str(renderer.render(messages, tools=conversation.tools, arguments=arguments).text)
+
         return _View(
-            renderer=compile_template(template),
-            conversation=conversation,
-            arguments={**self.templates.special_tokens, **self.options.chat_template_kwargs},
+            renderer=renderer,
+            conversation=replace(
+                conversation, messages=readable_messages(conversation.messages, render=render)
+            ),
+            arguments=arguments,
             count=len(conversation.messages) if count is None else count,
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mb_data.chat.rows import reject_marks
 from mb_data.errors import BadDocumentError
 from mb_data.finetuning.options import FinetuningOptions
 from mb_data.text.documents import require_encodable
@@ -76,6 +77,12 @@ def _parse_conversation(row: Mapping[str, Any], location: str) -> list[ChatTurn]
                 "Correct the line."
             )
         role = message["role"]
+        reject_marks(message, where=f"messages[{number}]", location=location)
+        if message.get("tool_calls"):
+            raise BadDocumentError(
+                f"{location}: {subject} has tool_calls, which only a chat template renders. Set "
+                "dataset.dataset_kwargs.chat=true, or write the call into the content."
+            )
         content = _require_text(row, message.get("content"), f"{subject} under 'content'", location)
         if role == ASSISTANT:
             turns.append(ChatTurn(prompt=f"{prompt}{role}:", answer=f" {content}"))

@@ -29,7 +29,7 @@ from mb_data.text.input_files import input_files, read_blocks
 from mb_data.text.workers import map_in_order
 from mb_data.tokenizers.base import Tokenizer, end_document
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the files on disk. Part of the fingerprint, so that a change of the format creates new folders."""
 
 _RECORD, _STARTS, _TOKENS, _LOSS_MASK = "samples.json", "starts.npy", "tokens.bin", "learned.bin"

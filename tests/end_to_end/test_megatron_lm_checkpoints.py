@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -45,11 +46,27 @@ def corpus(tmp_path_factory):
     return prefix
 
 
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory):
+    """Return a function that runs Megatron-LM once for the same arguments: flags, losses by step, and checkpoints."""
+
+    @cache
+    def run(ranks, more):
+        folder = tmp_path_factory.mktemp("theirs")
+        flags = [*FLAGS.split(), *HOST.split(), *more.split(), "--data-cache-path", str(folder / "cache")]
+        stored = ["--data-path", str(corpus), "--save", str(folder / "saved"), "--save-interval", "3"]
+        found, _ = their_run([*flags, *stored, "--log-throughput"], ranks=ranks)
+        assert list(found) == list(range(1, 10))
+        return flags, found, folder / "saved"
+
+    return run
+
+
 CASES = {
-    "one rank": (1, []),
-    "two ranks with the distributed optimizer": (2, ["--use-distributed-optimizer"]),
-    "two ranks with tensor parallelism": (2, ["--tensor-model-parallel-size", "2"]),
-    "one rank, legacy layout": (1, ["--ckpt-format", "torch"]),
+    "one rank": (1, ""),
+    "two ranks with the distributed optimizer": (2, "--use-distributed-optimizer"),
+    "two ranks with tensor parallelism": (2, "--tensor-model-parallel-size 2"),
+    "one rank, legacy layout": (1, "--ckpt-format torch"),
 }
 ALWAYS = "one rank"
 
@@ -61,14 +78,11 @@ ALWAYS = "one rank"
         for name, case in CASES.items()
     ],
 )
-def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, more):
-    flags = [*FLAGS.split(), *more, "--data-path", str(corpus), "--data-cache-path", str(tmp_path / "cache")]
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    undisturbed, _ = their_run([*flags, "--save", str(theirs), "--save-interval", "3"], ranks=ranks)
-    assert list(undisturbed) == list(range(1, 10))
-
-    settings = tmp_path / "run.yaml"
-    done = mb("config", "import-args", *flags, *HOST.split(), f"--out={settings}")
+def test_a_run_of_theirs_resumes_here_and_there_again(corpus, undisturbed, tmp_path, ranks, more):
+    flags, expected, theirs = undisturbed(ranks, more)
+    flags = [*flags, "--data-path", str(corpus)]
+    settings, ours = tmp_path / "run.yaml", tmp_path / "ours"
+    done = mb("config", "import-args", *flags, f"--out={settings}")
     assert done.returncode == 0, done.stderr
     processes = [f"--nproc={ranks}"] if ranks > 1 else []
     load = (f"checkpoint.load={theirs}", "checkpoint.ckpt_step=3", "train.exit_interval=6")
@@ -77,7 +91,7 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
     assert done.returncode == 0, done.stderr
     assert f"resumed from {theirs}/iter_0000003 at step 3" in done.stdout
     # dropout is on: weights, optimizer, schedule, data and random states continue exactly
-    assert as_printed(losses(ours)) == {step: undisturbed[step] for step in (4, 5, 6)}
+    assert as_printed(losses(ours)) == {step: expected[step] for step in (4, 5, 6)}
 
     words = (
         "gpt_tiny",
@@ -94,8 +108,8 @@ def test_a_run_of_theirs_resumes_here_and_there_again(corpus, tmp_path, ranks, m
         [*flags, "--load", str(ours / "checkpoints"), "--use-checkpoint-args", "--ckpt-format", "torch_dist"],
         ranks=ranks,
     )
-    expected, _ = their_run([*flags, "--load", str(theirs), "--ckpt-step", "6"], ranks=ranks)
-    assert again == expected
+    resumed, _ = their_run([*flags, "--load", str(theirs), "--ckpt-step", "6"], ranks=ranks)
+    assert again == resumed  # of their own resume: its losses are not those of the undisturbed run
     assert list(again) == [7, 8, 9]
     assert "Setting padded_vocab_size to 64 from checkpoint" in printed
 
@@ -121,11 +135,9 @@ RUNS = {
         for name, case in RUNS.items()
     ],
 )
-def test_a_run_in_progress_is_taken_over_from_its_folder(corpus, tmp_path, ranks, more):
-    flags = [*FLAGS.split(), *more.split(), *HOST.split(), "--data-cache-path", str(tmp_path / "cache")]
-    theirs, ours, alone = tmp_path / "theirs", tmp_path / "ours", tmp_path / "alone"
-    stored = ["--data-path", str(corpus), "--save", str(theirs), "--save-interval", "3"]
-    undisturbed, _ = their_run([*flags, *stored, "--log-throughput"], ranks=ranks)
+def test_a_run_in_progress_is_taken_over_from_its_folder(corpus, undisturbed, tmp_path, ranks, more):
+    flags, expected, theirs = undisturbed(ranks, more)
+    ours, alone = tmp_path / "ours", tmp_path / "alone"
     (theirs / "latest_checkpointed_iteration.txt").write_text("6")
     script = tmp_path / "pretrain.sh"
     script.write_text(
@@ -156,7 +168,7 @@ def test_a_run_in_progress_is_taken_over_from_its_folder(corpus, tmp_path, ranks
     second = mb("pretrain", *options, *processes, "train.exit_interval=7")
     assert second.returncode == 0, second.stdout + second.stderr
     assert f"resumed from {ours}/checkpoints/iter_0000007 at step 7" in second.stdout
-    assert as_printed(losses(ours)) == {step: undisturbed[step] for step in (7, 8, 9)}
+    assert as_printed(losses(ours)) == {step: expected[step] for step in (7, 8, 9)}
     assert (ours / "checkpoints/latest_checkpointed_iteration.txt").read_text().strip() == "9"
     assert (theirs / "latest_checkpointed_iteration.txt").read_text() == "6"
 

@@ -443,6 +443,29 @@ def test_a_bad_row_is_named_with_a_fix(row, message):
     assert message in str(error.value)
 
 
+GLM = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_the_first_token_of_the_next_message_ends_an_answer_without_an_end(folder, caplog):
+    tokenizer = with_template(folder, GLM)
+    (sample,) = samples(tokenizer, {"messages": TALK})
+    assert marked(tokenizer, sample) == ["Fünf 🙂 sind's.<|im_start|>", "Nein, 4."]
+    assert (
+        caplog.messages
+        == [line for line in caplog.messages if "does not learn where to end it" in line]
+        != []
+    )
+
+
+def test_a_template_that_ends_answers_is_taken_without_a_warning(folder, caplog):
+    samples(with_template(folder, CHATML), {"messages": TALK})
+    samples(with_template(folder, TEMPLATES["mistral"]), {"messages": TALK})
+    samples(with_template(folder, MARKED), {"messages": TALK})
+    assert not caplog.messages
+
+
 MARKS = {"weight": 1, "loss": True, "training": 1}
 
 

@@ -4,19 +4,22 @@ The loss covers what the template marks with `{% generation %}`. Without marks i
 renderings: the conversation up to and including a message, and up to the prompt that begins this message.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mb_data.chat.encoding import chat_templates_of, encode_chat, final_special
+from mb_data.chat.encoding import chat_templates_of, encode_chat, final_special, special_names
 from mb_data.chat.message_forms import readable_messages
 from mb_data.chat.prompt_formats import turn_template
-from mb_data.chat.rows import Conversation, parse_conversation
+from mb_data.chat.rows import ASSISTANT, Conversation, parse_conversation
 from mb_data.chat.template import ChatTemplates
 from mb_data.errors import BadDocumentError, ChatTemplateError, TokenizerError
 from mb_data.finetuning.options import FinetuningOptions
 from mb_data.libraries import import_library
 from mb_data.tokenizers.base import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 Span = tuple[int, int]
 _PER_TURN = "dataset.dataset_kwargs.sample_per_assistant_turn=true"
@@ -62,7 +65,14 @@ class ChatEncoder:
         for template in templates.templates.values():
             compile_template(template)
         encode_chat(tokenizer, "")
-        return cls(tokenizer=tokenizer, templates=templates, options=options)
+        encoder = cls(tokenizer=tokenizer, templates=templates, options=options)
+        if encoder._leaves_answers_open():
+            logger.warning(
+                "tokenizer.chat_template: the last answer of a conversation ends without a special token, so that the "
+                "model does not learn where to end it. Let the template write one after it, such as the "
+                "end-of-sequence token."
+            )
+        return encoder
 
     @property
     def description(self) -> list[Any]:
@@ -84,6 +94,19 @@ class ChatEncoder:
             return [self._complete(conversation)]
         except ChatTemplateError as error:
             raise BadDocumentError(f"{location}: {error}") from error
+
+    def _leaves_answers_open(self) -> bool:
+        """Return True if the loss covers answers whose end the template does not write."""
+        messages = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "a"}]
+        try:
+            view = self._view(Conversation(messages=messages, tools=None, location=""))
+        except ChatTemplateError:  # it requires other messages
+            return False
+        return (
+            self.options.use_hf_tokenizer_chat_template
+            and not view.renderer.has_marks
+            and final_special(self.tokenizer, view.text) is None
+        )
 
     def _complete(self, conversation: Conversation) -> EncodedSample:
         view = self._view(conversation)
@@ -139,9 +162,15 @@ class ChatEncoder:
         return len(prompt), self._end_of_turn(view.text, len(prompt), len(through))
 
     def _end_of_turn(self, text: str, start: int, end: int) -> int:
-        """Return the end of an answer without whitespace after its last special token, which is not generated."""
+        """Return the end of an answer with the special token that ends it, without whitespace after that token.
+
+        In some templates, such as GLM's, it is the first token of the next message.
+        """
         answer = text[start:end]
-        return end if final_special(self.tokenizer, answer) is None else start + len(answer.rstrip())
+        if final_special(self.tokenizer, answer) is not None:
+            return start + len(answer.rstrip())
+        following = [name for name in special_names(self.tokenizer) if text.startswith(name, end)]
+        return end + max((len(name) for name in following), default=0)
 
     def _encode(self, text: str, spans: Sequence[Span]) -> EncodedSample:
         ids, offsets = encode_chat(self.tokenizer, text)

@@ -5,18 +5,17 @@ from dataclasses import fields
 import pytest
 
 from mb_config import check
-from mb_models.families import HYBRID, family_of
 from mb_models.rules import RULES, violated_rules
 from mb_trainer.config import ConfigContainer
-from mb_trainer.recipes import RECIPES, hybrid_tiny
+from mb_trainer.recipes import RECIPES
 
 
-def test_a_hybrid_comes_back_from_a_file_as_a_hybrid(tmp_path):
-    config = hybrid_tiny()
+@pytest.mark.parametrize("recipe", ["hybrid_tiny", "t5_tiny", "mimo_tiny"])
+def test_sections_come_back_from_a_file_as_those_of_their_family(recipe, tmp_path):
+    config = RECIPES[recipe].build()
     config.to_yaml(tmp_path / "run_config.yaml")
     read = ConfigContainer.from_yaml(tmp_path / "run_config.yaml")
-    assert read.model == config.model
-    assert family_of(read.model) is HYBRID
+    assert (read.model, read.dataset) == (config.model, config.dataset)
 
 
 @pytest.mark.parametrize("recipe", ["gpt_tiny", "hybrid_tiny", "t5_tiny", "mimo_tiny"])

@@ -1,13 +1,10 @@
 """A vision-language model in the main job: it learns from images, evaluates, and resumes exactly."""
 
 import pytest
-from runs import TINY_MIMO, exit_code_of, losses, metrics, train_here
+from runs import TINY_MIMO, losses, metrics, train_here
 
 from mb_config.cli.examination import CommandInput
 from mb_config.preflight.facts import TargetMachine
-from mb_data import DrawnShapesConfig
-from mb_models import MimoModelConfig
-from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import mimo_tiny
 from mb_trainer.requests import examine_request
 from mb_trainer.run.settle import RunOptions, settle_job
@@ -55,24 +52,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(runs):
     assert (verdict.first, verdict.last_step, verdict.resumed_at) == (None, 20, (9,))
 
 
-def test_its_configuration_comes_back_from_a_file(runs):
-    config = ConfigContainer.from_yaml(runs / "straight" / "run_config.yaml")
-    assert (type(config.model), type(config.dataset)) == (MimoModelConfig, DrawnShapesConfig)
-
-
 def test_the_section_of_the_data_is_settled_before_two_runs_are_compared(tmp_path):
     config = settle_job(mimo_tiny(), RunOptions(out=tmp_path)).config
     assert (config.dataset.num_workers, config.dataset.persistent_workers) == (0, False)
-
-
-def test_it_continues_no_prompt(runs, capsys):
-    assert (
-        exit_code_of(
-            "sample", runs / "cut", "--prompt", "a red", "--tokens", 3, "--temperature", 0.0, "--seed", 1
-        )
-        == 1
-    )
-    assert "MimoModelConfig continues no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

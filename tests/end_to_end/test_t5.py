@@ -4,10 +4,9 @@ import pytest
 from any_rank import TP, standing_in
 from runs import exit_code_of, losses, metrics, train_here
 
-from mb_data import T5TextCorpusConfig
 from mb_host.megatron.t5 import host_t5_spec
 from mb_launch import World, pick_device
-from mb_models import T5ModelConfig, T5ModelProvider, padded_vocab_size, t5_parameter_count
+from mb_models import T5ModelProvider, padded_vocab_size, t5_parameter_count
 from mb_plan import make_plan
 from mb_trainer.config import ConfigContainer
 from mb_trainer.recipes import RECIPES
@@ -59,11 +58,6 @@ def test_its_work_is_counted_as_it_was_planned(runs):
 def test_a_resumed_run_equals_an_uninterrupted_one(runs):
     verdict = compare(read_record(runs / "record-straight"), read_record(runs / "record-cut"))
     assert (verdict.first, verdict.last_step, verdict.resumed_at) == (None, 24, (10,))
-
-
-def test_its_configuration_comes_back_from_a_file(runs):
-    config = ConfigContainer.from_yaml(runs / "straight" / "run_config.yaml")
-    assert (type(config.model), type(config.dataset)) == (T5ModelConfig, T5TextCorpusConfig)
 
 
 def test_it_continues_no_prompt(runs, capsys):

@@ -53,8 +53,6 @@ class ParsedLog:
     """Number of lines whose end is missing."""
     malformed_lines: int
     """Number of lines with an invalid value."""
-    repeated_lines: int
-    """Number of consecutive lines for the same step, written by several processes."""
 
     @property
     def rows(self) -> tuple[MetricsRow, ...]:
@@ -153,7 +151,6 @@ class _LogReader:
         self._total: int | None = None
         self._waiting: StepTimeLine | None = None
         self._counts = {LineDefect.CUT: 0, LineDefect.MALFORMED: 0}
-        self._repeated = 0
 
     @property
     def _last(self) -> MetricsRow | None:
@@ -189,13 +186,11 @@ class _LogReader:
             total_steps=self._total,
             cut_lines=self._counts[LineDefect.CUT],
             malformed_lines=self._counts[LineDefect.MALFORMED],
-            repeated_lines=self._repeated,
         )
 
     def _add_row(self, row: MetricsRow) -> None:
         last = self._last
-        if last is not None and row.step == last.step:
-            self._repeated += 1
+        if last is not None and row.step == last.step:  # of another process
             return
         is_one_step = row.step == 1 if last is None else row.step == last.step + 1
         if is_one_step and row.values.get(SKIPPED_STEPS, 0) >= 1:

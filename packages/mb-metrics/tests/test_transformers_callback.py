@@ -9,7 +9,7 @@ pytest.importorskip("accelerate", reason="needs mb-metrics[transformers]")
 pytest.importorskip("torch")
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from mb_metrics import Metrics, TransformersCallback
 
@@ -86,6 +86,23 @@ def test_without_a_loss_in_the_output_the_logged_loss_is_recorded(recorder, tmp_
     rows = {row.step: row.values for row in recorder.rows}
     assert [step for step in rows if "loss" in rows[step]] == [2, 4, 6]
     assert all("logits" in rows[step] for step in rows)
+
+
+class Position(TrainerCallback):
+    """A callback that loads a checkpoint of step 3; it is called after those of the test."""
+
+    def on_train_begin(self, args, state, control, **others):
+        state.global_step = 3
+
+
+def test_steps_before_a_checkpoint_that_a_later_callback_loads_are_not_counted(recorder, tmp_path):
+    class Resumed(Trainer):
+        def train(self):
+            self.add_callback(Position)
+            return super().train()
+
+    train(recorder, tmp_path, trainer=Resumed)
+    assert [(row.step, row.consumed_samples) for row in recorder.rows] == [(4, None), (5, None), (6, None)]
 
 
 def test_rows_are_written_before_a_checkpoint_is_used(recorder, tmp_path):

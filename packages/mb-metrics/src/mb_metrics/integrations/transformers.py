@@ -31,6 +31,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     and tokens, what the Trainer logs (`grad_norm`, values of `self.log`), and the losses of evaluations. The time of
     evaluations and saves does not count as training.
 
+    With several ranks the loss is that of the data of this rank, as the model returns it. `Metrics(group=...,
+    reduce={"loss": "mean"})` and this callback on every rank record the loss of all, as the Trainer logs it.
+
     Use the recorder as a context manager around `trainer.train`, which closes it.
 
     Args:
@@ -45,16 +48,20 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._held: dict[str, Value] = {}
         self._learning_rate: float | None = None
 
-    def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
+    def on_train_begin(
+        self, args: Any, _state: Any, _control: Any, model: Any = None, **_others: Any
+    ) -> None:
         """Register a hook on the model."""
         self._microbatches.hook(model, args)
-        self._logger = StepLogger(self._metrics, start_step=state.global_step)
+        self._logger = None
         self._metrics.restart_clock()
 
     def on_step_begin(
         self, _args: Any, state: Any, _control: Any, optimizer: Any = None, **_others: Any
     ) -> None:
         """Record the previous step with what was logged for it, and its evaluation."""
+        if self._logger is None:  # not in on_train_begin, in which another callback may load a checkpoint
+            self._logger = StepLogger(self._metrics, start_step=state.global_step)
         self._record(state.global_step)
         self._learning_rate = optimizer.param_groups[0]["lr"]
 
@@ -106,7 +113,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def _steps(self) -> StepLogger:
-        assert self._logger is not None, "on_train_begin precedes every step"
+        assert self._logger is not None, "on_step_begin precedes the end of every step"
         return self._logger
 
     def _record(self, step: int) -> None:

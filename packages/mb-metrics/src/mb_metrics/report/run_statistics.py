@@ -190,9 +190,11 @@ def _restarts(statistics: RunStatistics) -> str:
     if not statistics.restarts:
         return "none"
     repeated = statistics.redone_steps
-    return f"{statistics.restarts}" + (
-        f" ({repeated:,} {'step' if repeated == 1 else 'steps'} repeated)" if repeated else ""
-    )
+    return f"{statistics.restarts}" + (f" ({_steps(repeated)} repeated)" if repeated else "")
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} {'step' if count == 1 else 'steps'}"
 
 
 def peak_memory_text(statistics: RunStatistics) -> str:
@@ -229,7 +231,7 @@ ROWS: tuple[tuple[str, Callable[[RunStatistics], str]], ...] = (
     ("Evaluations", lambda run: _count_and_duration(run.evaluations.count, run.evaluations.seconds)),
     ("Restarts", _restarts),
     ("Skipped steps", lambda run: f"{run.skipped_steps:,}"),
-    ("NaN or infinite", lambda run: f"{run.nonfinite_steps:,} steps"),
+    ("NaN or infinite", lambda run: _steps(run.nonfinite_steps)),
     ("Time left", lambda run: duration(run.seconds_left)),
 )
 """Rows of the tables: name, and the text of a run; "?" where it is not known."""

@@ -193,9 +193,7 @@ def problems_without_fast_settings(name, target):
     return {each.id for each in found.problems}
 
 
-@pytest.mark.parametrize(
-    "gpu", ["a100", "h100", "h100_fp8", "h200", "b200", "b200_nvfp4", "gb200_fp8", "l40s"]
-)
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h100_fp8", "b200", "b200_nvfp4", "gb200_fp8", "l40s"])
 def test_fast_settings_of_a_recipe_pass_every_rule_that_the_recipe_passes(gpu):
     short = gpu.partition("_")[0]
     for name, recipe in RECIPES.items():

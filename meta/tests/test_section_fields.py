@@ -15,7 +15,7 @@ from mb_config import (
     apply_overrides,
     given_fields,
 )
-from mb_config.container.field_types import dataclasses_of, hints, options
+from mb_schema.value_types import dataclasses_of, hints, options
 from mb_trainer import config as trainer
 from mb_trainer.recipes import RECIPES
 from mb_trainer.run.preflight import resolve_and_check

@@ -10,8 +10,8 @@ import torch
 from runs import losses, mb_here, train_here
 
 from mb_config.container.codec import is_moved
-from mb_config.container.field_types import dataclasses_of, hints
 from mb_loop import Callback
+from mb_schema.value_types import dataclasses_of, hints
 from mb_trainer.config import ConfigContainer
 
 RUN = Path(__file__).parent / "run_0_1_0"

@@ -19,11 +19,10 @@ ENDLESS += ["validation.eval_interval=null", "validation.eval_iters=0"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_raises_is_named_with_its_traceback_first(overrides, tmp_path, rank):
-    result = faulty(overrides, tmp_path, "raise", rank=rank)
+def test_a_rank_that_raises_is_named_with_its_traceback_first(overrides, tmp_path):
+    result = faulty(overrides, tmp_path, "raise", rank=0)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"error: rank {rank}: Traceback")
+    assert result.stderr.startswith("error: rank 0: Traceback")
     assert result.stderr.count("Traceback") == 1
     assert "RuntimeError: a planted fault" in result.stderr
 
@@ -66,11 +65,6 @@ def faulty(overrides, folder, kind, *words, rank=1):
             "SystemExit 0",
             "error: rank 1: Traceback",
             "left the run by SystemExit(0), and the other ranks would wait",
-        ),
-        (
-            "SystemExit 3",
-            "error: rank 1: Traceback",
-            "left the run by SystemExit(3), and the other ranks would wait",
         ),
         ("KeyboardInterrupt", "error: rank 1: Traceback", "KeyboardInterrupt"),
     ],

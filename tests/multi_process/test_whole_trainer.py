@@ -52,7 +52,10 @@ def all_ways(folder, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    ["one process", "PP2", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("DP2", "TP2"))],
+)
 def test_a_stopped_and_resumed_run_has_the_losses_of_an_undisturbed_run_and_of_the_command(
     overrides, tmp_path, layout
 ):

@@ -9,7 +9,8 @@ import pytest
 
 from mb_config import WrongTypeError
 from mb_config.cli.message_text import truncate_repr
-from mb_config.container.field_types import describe, fit
+from mb_config.container.field_types import fit
+from mb_schema.value_types import describe
 
 FITS = [
     (3, int, 3),

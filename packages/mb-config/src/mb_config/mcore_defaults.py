@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import megatron.core
 
-from mb_config.container.field_types import options
 from mb_config.megatron_defaults import (
     CLASSES,
     FILE,
@@ -30,6 +29,7 @@ from mb_config.megatron_defaults import (
     parse,
     plain_value,
 )
+from mb_schema.value_types import options
 
 _WORDS = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null", dict: "dict"}
 _SETTINGS = "megatron.training.config."

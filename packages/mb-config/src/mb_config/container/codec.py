@@ -21,7 +21,7 @@ from dataclasses_json import global_config
 
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.field_suggestions import field_alias, unknown_key_error
-from mb_config.container.field_types import dataclasses_of, describe, fit, hints, is_open, options
+from mb_config.container.field_types import fit
 from mb_config.container.section import given_fields, set_given
 from mb_config.errors import (
     ConfigReadError,
@@ -35,6 +35,7 @@ from mb_config.errors import (
     raise_errors,
 )
 from mb_schema.secrets import is_masked, leaf, masked
+from mb_schema.value_types import dataclasses_of, describe, hints, is_open, options
 
 MAX_DEPTH = 64
 """Maximum number of levels. A configuration has about five."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 
-from mb_config.container.field_types import dataclasses_of, hints
 from mb_config.errors import UnknownKeyError
+from mb_schema.value_types import dataclasses_of, hints
 
 OTHER_TRAINERS = {
     "adam_epsilon": "optimizer.adam_eps",

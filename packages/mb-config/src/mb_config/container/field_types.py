@@ -6,17 +6,7 @@ from typing import Any
 
 from mb_config.errors import WrongTypeError
 from mb_schema import value_types
-from mb_schema.value_types import (
-    MismatchError,
-    Nested,
-    dataclasses_of,
-    describe,
-    hints,
-    is_open,
-    options,
-)
-
-__all__ = ["Nested", "dataclasses_of", "describe", "fit", "fit_key", "hints", "is_open", "options"]
+from mb_schema.value_types import MismatchError, Nested
 
 
 def fit(value: Any, annotation: Any, *, path: str, nested: Nested | None = None) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import TARGET, ConfigReader, join
 from mb_config.container.container import ConfigContainer
-from mb_config.container.field_types import hints, is_open
 from mb_config.container.non_defaults import megatron_class_name
 from mb_config.container.section_types import mapping_mismatches
 from mb_config.container.yaml_file import YamlFile, read_yaml
@@ -23,6 +22,7 @@ from mb_config.overrides.apply import apply_overrides, merge_yaml
 from mb_config.overrides.base_recipe import without_base
 from mb_config.overrides.provenance import Provenance
 from mb_config.rules.external_fields import EXTERNAL_FIELDS
+from mb_schema.value_types import hints, is_open
 
 _ALLOWED_TARGET = re.compile(r"((megatron|mb_\w+)\.(\w+\.)*)?\w+")
 _REQUIRED = ("train", "model", "optimizer", "scheduler", "dataset", "logger", "tokenizer", "checkpoint")

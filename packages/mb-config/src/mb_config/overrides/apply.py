@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, is_typeddict
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import NO_TARGETS, TARGET, ConfigReader, is_moved, join, target_name
 from mb_config.container.field_suggestions import field_alias, section_fields, unknown_key_error
-from mb_config.container.field_types import fit_key, hints, is_open, options
+from mb_config.container.field_types import fit_key
 from mb_config.container.section import field_default, unrecorded
 from mb_config.container.yaml_file import YamlFile, read_yaml
 from mb_config.errors import (
@@ -28,6 +28,7 @@ from mb_config.overrides.provenance import Provenance
 from mb_config.overrides.shell_line import reject_spaced
 from mb_config.resolve.precision_recipes import get_mixed_precision_config
 from mb_schema.secrets import is_masked, masked
+from mb_schema.value_types import hints, is_open, options
 
 SectionFactories = Mapping[str, Callable[[str], object]]
 """Section path to the function that makes the section from a name, as in `mixed_precision=bf16_mixed`."""

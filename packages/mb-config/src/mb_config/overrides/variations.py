@@ -8,11 +8,11 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, get_origin
 
 from mb_config.container.codec import NO_TARGETS, TARGET, join
-from mb_config.container.field_types import dataclasses_of, hints, is_open, options
 from mb_config.errors import ConfigReadError, OverrideError, raise_errors
 from mb_config.overrides.apply import SECTION_FACTORIES, SectionFactories, apply_overrides
 from mb_schema.hydra_text import to_hydra_text
 from mb_schema.rules import value_at
+from mb_schema.value_types import dataclasses_of, hints, is_open, options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

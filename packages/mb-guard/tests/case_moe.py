@@ -191,6 +191,14 @@ def dropped_last(fault: str | None) -> tuple[list[int], list[int]]:
     return kept_map[:, 0].nonzero().flatten().tolist(), chosen[:, 0].nonzero().flatten()[:32].tolist()
 
 
+def jittered(fault: str | None) -> tuple[bool, bool]:
+    """Return whether a router changes its input in training and in evaluation."""
+    one, hidden = router(moe_input_jitter_eps=0.1), torch.ones(8, 1, 32)
+    with leaving_out(fault):
+        training = not torch.equal(one.apply_input_jitter(hidden), hidden)
+        return training, not torch.equal(one.eval().apply_input_jitter(hidden), hidden)
+
+
 def wrong_length() -> None:
     """Pass the padding mask of a shorter sequence."""
     start()

@@ -95,6 +95,11 @@ def test_the_last_tokens_are_dropped(run_case):
     assert kept != right
 
 
+def test_routers_have_no_noise_in_evaluation(run_case):
+    assert run_case("case_moe.py", "jittered", None) == [(True, False)]
+    assert run_case("case_moe.py", "jittered", "jitter-in-evaluation") == [(True, True)]
+
+
 def test_a_padding_mask_of_another_length_is_rejected(run_case):
     from mb_host import RankFailedError
 

@@ -119,6 +119,12 @@ def counts_in_float32(maintain: Function, self: Any) -> None:
             counts.data = counts.data.to(torch.float32)
 
 
+@around
+def jitter_in_training(apply_input_jitter: Function, self: Any, hidden: Any) -> Any:
+    """Leave the input of a router as it is in evaluation."""
+    return apply_input_jitter(self, hidden) if self.training else hidden
+
+
 def drop_the_last(drop: Function) -> Function:
     """Keep the first tokens of each expert: torch.topk returns equal values in any order."""
     return rewritten(
@@ -176,6 +182,17 @@ FAULTS = (
                 sources=("9a62ba54d6ce267d",),
             ),
         ),
+    ),
+    Fault(
+        id="jitter-in-evaluation",
+        effect="wrong number",
+        summary="moe_input_jitter_eps multiplies the input of routers by noise in evaluation as well.",
+        shows="Silent: two evaluations of the same tokens differ (with 0.1, logits of a small random model by 0.01), "
+        "and validation draws from the random state of training.",
+        action="put right",
+        test=f"{_TESTS}::test_routers_have_no_noise_in_evaluation",
+        met=lambda settings: bool(settings.moe_input_jitter_eps),
+        patches=(router_patch(jitter_in_training, "apply_input_jitter", "b44d1365f5345bec"),),
     ),
     Fault(
         id="expert-counts-in-bf16",

@@ -94,6 +94,18 @@ def test_rows_that_go_back_are_lost_without_any_event(tmp_path):
     assert (found.redone_steps, known(found)) == (4, {"training": 9.0, "lost": 4.0, "starting": 11.0})
 
 
+def test_a_clock_that_was_set_back_an_hour_is_no_restart(tmp_path):
+    rows = [*steady(1, 5, 1), *steady(6, 10, 6 - 3600)]
+    events = [
+        event("start", 0, step=0),
+        event("save", 6.5 - 3600, step=6, seconds=0.5),
+        event("stop", 11 - 3600, step=10),
+    ]
+    found = split(tmp_path, rows, events)
+    assert known(found) == {"training": 8.5, "saving": 0.5, "other": 1.0}
+    assert [(one.kind, one.seconds) for one in found.attempts] == [("stopped", 10.0)]
+
+
 def test_rows_of_every_tenth_step(tmp_path):
     rows = [
         row(step, step * 0.5 + 5 * (step > 10), lm_loss=1.0, **{"iteration-time": 0.5})

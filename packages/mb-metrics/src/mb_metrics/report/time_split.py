@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -96,31 +96,71 @@ def split_time(run: RunHistory) -> TimeSplit:
 
     A step ends with its row, an evaluation or a save with its event (or with the row of the evaluation). If an event
     recorded its `seconds`, only those are attributed to it. The time of the first step after a start that exceeds the
-    median step time counts as "starting". Records without a time are ignored.
+    median step time counts as "starting". Records without a time are ignored. Where the clock was set back, the rows
+    continue from the row before, and the events with them.
     """
     return TimeSplitter().split(run)
 
 
-def _events(run: RunHistory) -> list[_Moment]:
-    marks = [_mark(event) for event in run.events if math.isfinite(event.time)]
+class _ClockShifts:
+    """Seconds by which the clock was set back between the rows of a run that grows."""
+
+    def __init__(self) -> None:
+        self._begin(None, 0)
+
+    def _begin(self, times: Series | None, cuts: int) -> None:
+        self._times, self._cuts, self._read = times, cuts, 0
+        self._newest = -math.inf
+        self._steps: list[int] = []
+        self._seconds: list[float] = []
+
+    def read(self, times: Series) -> None:
+        """Read the new rows, all of them after a restart of the run."""
+        if times is not self._times or times.cuts != self._cuts:
+            self._begin(times, times.cuts)
+        for step, time in times.since(self._read):
+            if time < self._newest:
+                self._seconds.append(self.at(step) + self._newest - time)
+                self._steps.append(step)
+            if math.isfinite(time):
+                self._newest = time
+        self._read = len(times)
+
+    def at(self, step: int | None) -> float:
+        """Return the seconds that are missing in the times of a step."""
+        index = bisect_right(self._steps, step or 0)
+        return self._seconds[index - 1] if index else 0.0
+
+
+def _events(run: RunHistory, shifts: _ClockShifts) -> list[_Moment]:
+    marks = [_mark(event, shifts) for event in run.events if math.isfinite(event.time)]
     marks += [
-        _Moment(evaluation.time, _ORDERS["evaluation"], "evaluation", evaluation.step, None)
+        _Moment(
+            evaluation.time + shifts.at(evaluation.step),
+            _ORDERS["evaluation"],
+            "evaluation",
+            evaluation.step,
+            None,
+        )
         for evaluation in run.evaluations
         if math.isfinite(evaluation.time)
     ]
     return sorted(marks)
 
 
-def _mark(event: RunEvent) -> _Moment:
-    time, step = event.details.get("previous_time"), event.details.get("previous_step")
+def _mark(event: RunEvent, shifts: _ClockShifts) -> _Moment:
+    # a start has the clock of the step after it
+    shift = shifts.at((event.step or 0) + 1 if event.starts_attempt else event.step)
+    before, step = seconds_in(event.details.get("previous_time")), event.details.get("previous_step")
+    before_step = step if isinstance(step, int) else None
     return _Moment(
-        event.time,
+        event.time + shift,
         _ORDERS.get(event.kind, len(_ORDERS) + 1),
         event.kind,
         event.step,
         event.seconds,
-        seconds_in(time),
-        step if isinstance(step, int) else None,
+        None if before is None else before + shifts.at(before_step),
+        before_step,
     )
 
 
@@ -129,6 +169,7 @@ class TimeSplitter:
 
     def __init__(self) -> None:
         self._times: Series | None = None
+        self._shifts = _ClockShifts()
         self._iteration_times: Series | None = None
         self._are_intervals = False
         self._events: list[_Moment] = []
@@ -144,12 +185,13 @@ class TimeSplitter:
 
     def split(self, run: RunHistory) -> TimeSplit:
         """Return the seconds so far; see `split_time`. The next call changes `step_seconds` and `waits` of it."""
-        events = _events(run)
-        redone = [*run.redone, *_discarded_steps(run, events)]
+        self._shifts.read(run.times)
+        events = _events(run, self._shifts)
+        redone = [*run.redone, *_discarded_steps(run, events, self._shifts)]
         if not self._continues(run, events, redone):
             self._start(run.times, redone)
         rows = [
-            _Moment(time, 0, "row", step, None)
+            _Moment(time + self._shifts.at(step), 0, "row", step, None)
             for step, time in run.times.since(self._rows)
             if math.isfinite(time)
         ]
@@ -314,7 +356,9 @@ def _untimed(run: RunHistory) -> dict[int, TimeKind]:
     return {**kinds, **{evaluation.step: "evaluating" for evaluation in run.evaluations}}
 
 
-def _discarded_steps(run: RunHistory, events: Sequence[_Moment]) -> list[DiscardedSteps]:
+def _discarded_steps(
+    run: RunHistory, events: Sequence[_Moment], shifts: _ClockShifts
+) -> list[DiscardedSteps]:
     """Return the steps that each resume discarded according to the events; their rows may be missing in the file."""
     parts: list[DiscardedSteps] = []
     for index, mark in enumerate(events):
@@ -326,7 +370,7 @@ def _discarded_steps(run: RunHistory, events: Sequence[_Moment]) -> list[Discard
         if mark.before is not None:
             ends.append(mark.before)
         kept = [event.time for event in attempt if (event.step or 0) <= mark.step]
-        time_of_step = _time_of(run, mark.step)
+        time_of_step = _time_of(run, mark.step, shifts)
         if time_of_step is not None and time_of_step < mark.time:
             kept.append(time_of_step)
         newest = max([mark.step, mark.before_step or 0, *(event.step or 0 for event in later)])
@@ -341,6 +385,6 @@ def _attempt_before(events: Sequence[_Moment]) -> Sequence[_Moment]:
     return events[begins[-1] :] if begins else events
 
 
-def _time_of(run: RunHistory, step: int) -> float | None:
-    time = _value_at(run.times, step)
+def _time_of(run: RunHistory, step: int, shifts: _ClockShifts) -> float | None:
+    time = _value_at(run.times, step) + shifts.at(step)
     return time if math.isfinite(time) else None

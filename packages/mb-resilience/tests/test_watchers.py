@@ -4,8 +4,9 @@ from mb_resilience import AgreedStop, CombinedWatcher, DeadlineWatcher
 
 
 def test_run_stops_after_the_first_step_beyond_the_deadline():
-    now = iter([100.0, 159.9, 160.0]).__next__
-    stop = AgreedStop(DeadlineWatcher(1, start_time=100.0, what="max_minutes=1", clock=now))
+    started = 1000.0
+    clock, timer = iter([started + 10]).__next__, iter([7.0, 7.0, 56.9, 57.0]).__next__
+    stop = AgreedStop(DeadlineWatcher(1, start_time=started, what="max_minutes=1", clock=clock, timer=timer))
     assert [stop(step) for step in (1, 2, 3)] == [None, None, "max_minutes=1 has passed on rank 0"]
 
 

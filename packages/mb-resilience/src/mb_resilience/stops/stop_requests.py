@@ -20,7 +20,8 @@ class DeadlineWatcher:
         minutes: duration of the job.
         start_time: start of the job, on `clock`.
         what: name of the limit in the reason, such as the setting.
-        clock: returns the time in seconds.
+        clock: returns the time in seconds; read once.
+        timer: monotonic clock in seconds, on which a clock that is set during the run has no effect.
     """
 
     def __init__(
@@ -30,15 +31,16 @@ class DeadlineWatcher:
         start_time: float,
         what: str = "the time",
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._end = start_time + 60 * minutes
+        self._end = timer() + start_time + 60 * minutes - clock()
         self._text = f"{what} has passed"
-        self._clock = clock
+        self._timer = timer
 
     @property
     def received(self) -> str | None:
         """Reason of the stop request; None before the deadline."""
-        return self._text if self._clock() >= self._end else None
+        return self._text if self._timer() >= self._end else None
 
 
 class CombinedWatcher:

@@ -61,6 +61,11 @@ def test_an_attention_mask_is_kept_if_one_stage_is_the_complete_model():
         (sample(cu_seqlens=torch.tensor([0, 8])), True, "holds packed sequences"),
         (sample(attention_mask=torch.ones(2, 1, 8, 8)), False, "holds an attention_mask"),
         (sample(loss_mask=torch.full((2, 8), 0.5)), True, "loss_mask has weights between 0.5 and 0.5"),
+        (
+            sample(labels=torch.full((2, 8), -100)),
+            True,
+            "labels has 16 negative numbers where loss_mask is 1, because Megatron's loss ignores no label",
+        ),
     ],
 )
 def test_unsupported_batches_are_rejected(data, last, message):

@@ -125,7 +125,8 @@ def next_microbatch(
         remedy: sentence on what to do if a key is missing.
 
     Raises:
-        BatchError: there is no iterator, a key is missing, or a `loss_mask` on the host has weights.
+        BatchError: there is no iterator, a key is missing, or a `loss_mask` on the host has weights, or selects a
+            negative label.
         StopIteration: the iterator is exhausted.
     """
     if data_iterator is None:
@@ -136,15 +137,27 @@ def next_microbatch(
         raise BatchError(
             f"batch: lacks {', '.join(missing)} (it has {', '.join(microbatch)}), because {reader}. {remedy}"
         )
-    mask = microbatch.get("loss_mask")
+    mask, labels = microbatch.get("loss_mask"), microbatch.get("labels")
     # On the device the check would wait for it.
-    if mask is not None and mask.device.type == "cpu" and not ((mask == 0) | (mask == 1)).all():
+    if mask is None or mask.device.type != "cpu":
+        return microbatch
+    weights = (mask != 0) & (mask != 1)
+    ignored = torch.zeros_like(weights)
+    if labels is not None and labels.device.type == "cpu" and labels.shape == mask.shape:
+        ignored = (labels < 0) & (mask != 0)
+    if not (weights | ignored).any():  # one read
+        return microbatch
+    if weights.any():
         raise BatchError(
             f"batch: loss_mask has weights between {mask.min():g} and {mask.max():g}, because Megatron's schedules "
             "divide the loss by a whole number of tokens, and the sum of the weights would be truncated. Use 0 and 1; "
             "for a weighted loss pass your own forward step, which reads the weights and returns its own divisor."
         )
-    return microbatch
+    raise BatchError(
+        f"batch: labels has {int(ignored.sum())} negative numbers where loss_mask is 1, because Megatron's loss "
+        "ignores no label: of one outside the vocabulary it is the logarithm of the sum of all exponentials. Set loss_mask to "
+        "0 there."
+    )
 
 
 def to_device(

@@ -4,7 +4,7 @@ from api_pages import rule_link
 from field_pages import annotations, sections
 
 from mb_config import explain
-from mb_config.preflight.problems import RuleLike
+from mb_schema.rules import Rule
 from mb_trainer.run.rules import RULES_BY_PACKAGE
 
 
@@ -42,7 +42,7 @@ def catalogue() -> str:
     return "\n".join([*lines, ""])
 
 
-def package_page(package: str, rules: tuple[RuleLike, ...]) -> str:
+def package_page(package: str, rules: tuple[Rule, ...]) -> str:
     """Return the page with the rules of a package."""
     lines = [f"# Rules of {package}", "", f"{len(rules)} rules; [all rules](index.md).", ""]
     for rule in rules:
@@ -50,7 +50,7 @@ def package_page(package: str, rules: tuple[RuleLike, ...]) -> str:
     return "\n".join(lines)
 
 
-def rule_lines(rule: RuleLike) -> list[str]:
+def rule_lines(rule: Rule) -> list[str]:
     """Return the lines of a rule."""
     text = explain(rule)
     fails, _, rest = text.partition("\nfails:\n")[2].partition("\nmessage: ")

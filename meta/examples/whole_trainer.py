@@ -45,7 +45,7 @@ class Config(mb_config.ConfigContainer):
     logger: mb_metrics.LoggerConfig
     checkpoint: mb_checkpoint.CheckpointConfig
 
-    def installed_rules(self) -> Iterable[mb_config.RuleLike]:
+    def installed_rules(self) -> Iterable[mb_config.Rule]:
         """Return the rules that a resolved configuration has to satisfy."""
         return [*mb_config.RULES, *mb_models.RULES, *mb_data.RULES, *mb_loop.RULES, *mb_metrics.RULES]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_points_of_a_sweep_can_differ_in_their_modules() -> None:
     model = {OFFSET: 0, TP: 1, "vision_tensor_model_parallel_size": None}
     rules = rules_per_point([rule("W", "world_size"), rule("A", "all_processes")], model)
     axes = [Axis(path=f"model.{OFFSET}", values=(0, 1)), Axis(path="facts.world_size", values=(2, 3))]
-    result = run_sweep({"model": model}, axes, cast("list[Rule]", rules))
+    result = run_sweep({"model": model}, axes, rules)
     assert result.passing == ((0, 0),)
     assert [(group.count, group.rules) for group in result.rejected] == [(2, ("W",)), (1, ("W", "A"))]
 

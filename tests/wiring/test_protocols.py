@@ -15,11 +15,11 @@ import mb_metrics.rules
 import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
-from mb_config import DistributedInitConfig, RNGConfig, RuleLike, TrainingConfig
+from mb_config import DistributedInitConfig, RNGConfig, Rule, TrainingConfig
 from mb_config.overrides.request import RecipeLike
 from mb_trainer.config import ConfigContainer
 
-RULES: Iterable[RuleLike] = (
+RULES: Iterable[Rule] = (
     *mb_checkpoint.rules.RULES,
     *mb_data.rules.RULES,
     *mb_loop.rules.RULES,

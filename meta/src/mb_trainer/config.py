@@ -13,7 +13,7 @@ from mb_config import MixedPrecisionConfig as MixedPrecisionConfig
 from mb_config import OptimizerConfig as OptimizerConfig
 from mb_config import OptimizerConfigOverrideProvider as OptimizerConfigOverrideProvider
 from mb_config import RNGConfig as RNGConfig
-from mb_config import RuleLike
+from mb_config import Rule
 from mb_config import SchedulerConfig as SchedulerConfig
 from mb_config import TrainingConfig as TrainingConfig
 from mb_config import ValidationConfig as ValidationConfig
@@ -109,9 +109,9 @@ class ConfigContainer(mb_config.ConfigContainer):
     tensor_inspect: TensorInspectConfig | None = None
     """Statistics of tensors inside the model, collected by nvdlfw-inspect."""
 
-    def installed_rules(self) -> Iterable[RuleLike]:
+    def installed_rules(self) -> Iterable[Rule]:
         """Return the rules of every package."""
-        rules: Iterable[RuleLike] = import_module(
+        rules: Iterable[Rule] = import_module(
             "mb_trainer.run.rules"
         ).RULES  # rules of all packages take time to load
         return rules

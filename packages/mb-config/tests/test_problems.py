@@ -14,9 +14,10 @@ from mb_config import (
     Rule,
     TrainingConfig,
     check,
+    explain,
 )
 from mb_config.preflight.facts import collect_facts
-from mb_config.preflight.problems import explain, explain_equivalent
+from mb_config.preflight.problems import explain_equivalent
 from mb_schema.rule_kinds import in_range
 
 EVEN = Rule(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import mb_trainer.config
-from mb_config import Problem, RuleLike, runtime_config_update
+from mb_config import Problem, Rule, runtime_config_update
 from mb_config.trainer_api import world_size_of_environment
 from mb_trainer.config import MockGPTDatasetConfig
 from mb_trainer.registry import REGISTRY
@@ -19,7 +19,7 @@ class ConfigContainer(mb_trainer.config.ConfigContainer):
     follows_megatron_bridge: ClassVar[bool] = True
 
     def validate(
-        self, rules: Iterable[RuleLike] | None = None, *, world_size: int | None = None, **facts: Any
+        self, rules: Iterable[Rule] | None = None, *, world_size: int | None = None, **facts: Any
     ) -> list[Problem]:
         """Compute what follows from the settings, in place, then check; return the warnings.
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 from mb_config import Variation, apply_overrides, read_variations, split_yaml, to_axes
 from mb_config.trainer_api import (
@@ -39,7 +38,6 @@ from mb_plan.trainer_api import (
     write_sweep_chart,
 )
 from mb_schema.exit_codes import DONE, FAILURE
-from mb_schema.rules import Rule
 from mb_trainer.requests import READER, command_checks, embedding_rows, place_in_run_folder
 from mb_trainer.run.preflight import target_facts
 
@@ -121,7 +119,7 @@ def sweep_points(
     sections = {name: every[name] for name in request.sections or every}
     if "dist" in sections:
         sections["dist"] = effective_dist(config.dist, facts)
-    rules = cast("list[Rule]", rules_per_point(command_checks().rules, config.model))
+    rules = rules_per_point(command_checks().rules, config.model)
     result = run_sweep(sections, axes, rules, facts=facts)
     if layouts:
         kept = [index for index in result.passing if splits_sequences_where_possible(result.values(index))]

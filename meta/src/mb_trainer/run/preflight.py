@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import mb_checkpoint
-from mb_config import Provenance, RuleLike
+from mb_config import Provenance, Rule
 from mb_config.trainer_api import (
     PreflightChecks,
     PreflightResult,
@@ -49,7 +49,7 @@ CHECKS = PreflightChecks(
 )
 
 
-def all_rules() -> dict[str, Sequence[RuleLike]]:
+def all_rules() -> dict[str, Sequence[Rule]]:
     """Return the rules by package, with those of the modules that the user has imported."""
     return {**RULES_BY_PACKAGE, **REGISTRY.rules_by_package}
 

@@ -10,9 +10,9 @@ import mb_models
 import mb_overlap
 import mb_plan
 import mb_resilience
-from mb_config import RuleLike
+from mb_config import Rule
 
-RULES_BY_PACKAGE: dict[str, tuple[RuleLike, ...]] = {
+RULES_BY_PACKAGE: dict[str, tuple[Rule, ...]] = {
     "mb-config": mb_config.RULES,
     "mb-plan": mb_plan.RULES,
     "mb-models": mb_models.RULES,

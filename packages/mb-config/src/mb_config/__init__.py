@@ -54,9 +54,7 @@ if TYPE_CHECKING:
     from mb_config.overrides.variations import to_axes as to_axes
     from mb_config.preflight.module_layouts import smallest_world as smallest_world
     from mb_config.preflight.problems import ConfigError as ConfigError
-    from mb_config.preflight.problems import RuleLike as RuleLike
     from mb_config.preflight.problems import check as check
-    from mb_config.preflight.problems import explain as explain
     from mb_config.resolve.precision_recipes import UnknownPrecisionError as UnknownPrecisionError
     from mb_config.resolve.precision_recipes import get_mixed_precision_config as get_mixed_precision_config
     from mb_config.resolve.resolver import Change as Change
@@ -82,5 +80,6 @@ if TYPE_CHECKING:
     from mb_schema.gpu_names import UnknownGpuError as UnknownGpuError
     from mb_schema.rules import Problem as Problem
     from mb_schema.rules import Rule as Rule
+    from mb_schema.rules import explain as explain
 
 _HOMES, __getattr__, __dir__ = _lazy.attach(__name__, __file__)

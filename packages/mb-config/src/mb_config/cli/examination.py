@@ -11,8 +11,9 @@ from mb_config.errors import ConfigReadError
 from mb_config.overrides.request import ConfigRequest
 from mb_config.perf.names import AUTO, read_name
 from mb_config.preflight.facts import TargetMachine
-from mb_config.preflight.problems import RuleLike, concerns
+from mb_config.preflight.problems import concerns
 from mb_config.preflight.run import PreflightChecks, PreflightResult, preflight
+from mb_schema.rules import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Examination:
     target: TargetMachine
     """Machines that it was checked for."""
 
-    rules: Sequence[RuleLike]
+    rules: Sequence[Rule]
     """Rules that were checked."""
 
     unread: Sequence[ConfigReadError] = ()

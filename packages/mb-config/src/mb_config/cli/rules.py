@@ -11,10 +11,10 @@ from mb_config.cli.listing import counted
 from mb_config.cli.options import RuleFilter
 from mb_config.errors import ConfigReadError
 from mb_config.overrides.registration import RecipeTable, Registry
-from mb_config.preflight.problems import RuleLike
-from mb_config.preflight.problems import explain as explanation
 from mb_config.rules import RULES
 from mb_schema.exit_codes import DONE, FAILURE
+from mb_schema.rules import Rule
+from mb_schema.rules import explain as explanation
 
 
 class UnknownRuleError(ConfigReadError, LookupError):
@@ -32,7 +32,7 @@ REGISTRY = Registry(recipes=RecipeTable({}))
 """Rules of the modules that the option --import of the program `mb-config` names."""
 
 
-def rules_by_package() -> dict[str, Sequence[RuleLike]]:
+def rules_by_package() -> dict[str, Sequence[Rule]]:
     """Return the rules of this package, and those of the modules that the user has imported."""
     return {PROGRAM: RULES, **REGISTRY.rules_by_package}
 
@@ -46,7 +46,7 @@ def explain(name: str) -> int:
     return print_explanation(name, rules_by_package(), program=PROGRAM)
 
 
-def print_explanation(name: str, owners: Mapping[str, Sequence[RuleLike]], *, program: str) -> int:
+def print_explanation(name: str, owners: Mapping[str, Sequence[Rule]], *, program: str) -> int:
     """Print a rule, its reason, an example that it rejects and one that passes. Return the exit code 0.
 
     Args:
@@ -73,7 +73,7 @@ def rules(chosen: RuleFilter, *, as_json: bool) -> int:
 
 
 def print_rules(
-    owners: Mapping[str, Sequence[RuleLike]], chosen: RuleFilter, *, as_json: bool, program: str
+    owners: Mapping[str, Sequence[Rule]], chosen: RuleFilter, *, as_json: bool, program: str
 ) -> int:
     """Print the list of rules: id, severity, first field and reason. Return the exit code: 1 if no rule matches.
 
@@ -106,9 +106,7 @@ def print_rules(
     return DONE
 
 
-def _in_package(
-    owners: Mapping[str, Sequence[RuleLike]], package: str | None
-) -> Iterator[tuple[str, RuleLike]]:
+def _in_package(owners: Mapping[str, Sequence[Rule]], package: str | None) -> Iterator[tuple[str, Rule]]:
     """Yield each package with each of its rules; only those of `package` unless it is None.
 
     Raises:
@@ -121,16 +119,16 @@ def _in_package(
             yield owner, rule
 
 
-def _reads(rule: RuleLike, field: str) -> bool:
+def _reads(rule: Rule, field: str) -> bool:
     """Return whether a rule reads a field, a field of the section of this name, or the fact of this name."""
     return any(f"{path}.".startswith(f"{field}.") or path == f"facts.{field}" for path in rule.fields)
 
 
-def _contains(rule: RuleLike, text: str) -> bool:
+def _contains(rule: Rule, text: str) -> bool:
     return any(text.lower() in part.lower() for part in (rule.id, *rule.fields, rule.why, rule.fix))
 
 
-def _to_dict(owner: str, rule: RuleLike) -> dict[str, object]:
+def _to_dict(owner: str, rule: Rule) -> dict[str, object]:
     return {
         "id": rule.id,
         "package": owner,

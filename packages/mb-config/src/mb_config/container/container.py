@@ -18,7 +18,7 @@ from mb_config.container.yaml_file import dump_yaml, read_yaml
 from mb_config.errors import ConfigReadError, raise_errors
 from mb_config.overrides.provenance import Provenance, paths_of_run
 from mb_config.preflight.facts import collect_facts
-from mb_config.preflight.problems import ConfigError, RuleLike
+from mb_config.preflight.problems import ConfigError
 from mb_config.rules import RULES
 from mb_config.rules.parallelism import SIZES, data_parallel_size
 from mb_config.sections.ddp import DistributedDataParallelConfig
@@ -29,7 +29,7 @@ from mb_config.sections.scheduler import SchedulerConfig
 from mb_config.sections.startup import DistributedInitConfig, RNGConfig
 from mb_config.sections.training import TrainingConfig, ValidationConfig
 from mb_schema.files import write_atomically
-from mb_schema.rules import NOTHING, Problem, value_at
+from mb_schema.rules import NOTHING, Problem, Rule, value_at
 
 T = TypeVar("T", bound="ConfigContainer")
 
@@ -254,7 +254,7 @@ class ConfigContainer(Section):
 
     def check(
         self,
-        rules: Iterable[RuleLike] | None = None,
+        rules: Iterable[Rule] | None = None,
         *,
         world_size: int | None = None,
         env: Mapping[str, str] = NOTHING,
@@ -280,7 +280,7 @@ class ConfigContainer(Section):
 
     def validate(
         self,
-        rules: Iterable[RuleLike] | None = None,
+        rules: Iterable[Rule] | None = None,
         *,
         world_size: int | None = None,
         env: Mapping[str, str] = NOTHING,
@@ -313,7 +313,7 @@ class ConfigContainer(Section):
             raise ConfigError(self.check(rules, world_size=world_size))
         return size
 
-    def installed_rules(self) -> Iterable[RuleLike]:
+    def installed_rules(self) -> Iterable[Rule]:
         """Return the rules that `check`, `validate` and `runtime_config_update` apply.
 
         A subclass adds those of other packages.

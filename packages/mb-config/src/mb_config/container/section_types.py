@@ -8,16 +8,16 @@ from functools import cache
 from typing import Any
 
 from mb_config.errors import WrongTypeError
-from mb_config.preflight.problems import OriginLookup, RuleLike, check, concerns
+from mb_config.preflight.problems import OriginLookup, check, concerns
 from mb_config.rules.external_fields import EXTERNAL_FIELDS
 from mb_config.rules.types import WRONG_TYPE
-from mb_schema.rules import NOTHING, Problem
+from mb_schema.rules import NOTHING, Problem, Rule
 from mb_schema.value_types import MismatchError, fit, hints, is_open, mismatches
 
 
 def check_config(
     config: Any,
-    rules: Iterable[RuleLike],
+    rules: Iterable[Rule],
     *,
     sections: Mapping[str, object],
     facts: Mapping[str, object] = NOTHING,

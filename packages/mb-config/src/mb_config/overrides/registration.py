@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from mb_config.container.codec import target_name
 from mb_config.container.section import set_by
 from mb_config.errors import ConfigReadError
-from mb_config.preflight.problems import RuleLike
+from mb_schema.rules import Rule
 
 Config = TypeVar("Config")
 Parameters = ParamSpec("Parameters")
@@ -210,7 +210,7 @@ class Registry:
     classes: ClassTable = field(default_factory=ClassTable)
     """Further classes that `_target_` may name."""
 
-    rules_by_package: dict[str, Sequence[RuleLike]] = field(default_factory=dict)
+    rules_by_package: dict[str, Sequence[Rule]] = field(default_factory=dict)
     """Rules by the package or module that defines them."""
 
     imported: list[str] = field(default_factory=list)

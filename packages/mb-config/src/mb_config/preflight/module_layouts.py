@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import lcm, prod
-from typing import Any, cast
+from typing import Any
 
 from mb_config.errors import ConfigurationError
-from mb_config.preflight.problems import RuleLike
 from mb_config.rules.parallelism import SIZES
 from mb_schema.rules import Rule, value_at
 
@@ -68,7 +67,7 @@ def module_layouts(model: object, *, world_size: int) -> tuple[tuple[str, int, i
     return (("encoder", vision_tp, vision), ("language model", tp, language))
 
 
-def rules_per_point(rules: Iterable[RuleLike], model: object) -> list[RuleLike]:
+def rules_per_point(rules: Iterable[Rule], model: object) -> list[Rule]:
     """Return the rules for a sweep over `model`, whose points can differ in the parallelism of its modules.
 
     Rules on process counts read the layout as well, and derive `world_size` as `one_replica` does.
@@ -79,7 +78,7 @@ def rules_per_point(rules: Iterable[RuleLike], model: object) -> list[RuleLike]:
     return [_with_layout(rule) if counting.intersection(rule.fields) else rule for rule in rules]
 
 
-def _with_layout(rule: RuleLike) -> RuleLike:
+def _with_layout(rule: Rule) -> Rule:
     """Return a rule for which the modules of a MIMO model count as one replica."""
     read = [WORLD_SIZE if path == ALL_PROCESSES else path for path in rule.fields]
     paths = tuple(dict.fromkeys([*read, *_LAYOUT, *SIZES]))
@@ -95,7 +94,7 @@ def _with_layout(rule: RuleLike) -> RuleLike:
     )
 
 
-def _test_with_layout(rule: RuleLike, paths: Sequence[str]) -> Callable[..., str | None]:
+def _test_with_layout(rule: Rule, paths: Sequence[str]) -> Callable[..., str | None]:
     """Return the test of a rule as a function of the values of `paths`."""
 
     def test(*values: Any) -> str | None:
@@ -106,7 +105,7 @@ def _test_with_layout(rule: RuleLike, paths: Sequence[str]) -> Callable[..., str
         processes = known[WORLD_SIZE]
         replica = max(1, prod(known[path] or 1 for path in SIZES)) if different else processes
         facts = {ALL_PROCESSES: processes, WORLD_SIZE: replica}
-        return Rule.message(cast("Rule", rule), {**known, **facts})
+        return Rule.message(rule, {**known, **facts})
 
     return test
 

@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from typing import Literal, Protocol, cast
+from typing import Protocol
 
 from mb_config.errors import ConfigurationError
 from mb_schema import rules as _rules
-from mb_schema.rules import NOTHING, Problem, RuleError
+from mb_schema.rules import NOTHING, Problem, Rule, RuleError, explain
 from mb_schema.secrets import MASK, is_secret, leaf, masked, masked_text
 from mb_schema.value_types import reject_wrong_types
 
 _WEIGHT = {"warning": 0, "error": 1}
-
-
-class RuleLike(Protocol):
-    """Interface of a rule as `check` uses it. Any record with these members is accepted."""
-
-    @property
-    def id(self) -> str:
-        """Id of the rule."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Paths of the values that the rule reads. Messages begin with the first one."""
-
-    @property
-    def test(self) -> Callable[..., str | None]:
-        """Function of those values in that order. Returns None, or a text that describes the problem."""
-
-    @property
-    def why(self) -> str:
-        """The reason, as the end of a sentence "because ..."."""
-
-    @property
-    def fix(self) -> str:
-        """The fix, as a sentence."""
-
-    @property
-    def severity(self) -> Literal["error", "warning"]:
-        """An error prevents the run."""
-
-    @property
-    def fails(self) -> Mapping[str, object]:
-        """Example of values that the rule rejects."""
-
-    @property
-    def passes(self) -> Mapping[str, object]:
-        """Example of values that the rule accepts."""
 
 
 class OriginLookup(Protocol):
@@ -79,7 +43,7 @@ class ConfigError(ConfigurationError, RuleError):
 
 def check(
     sections: Mapping[str, object],
-    rules: Iterable[RuleLike],
+    rules: Iterable[Rule],
     *,
     facts: Mapping[str, object] = NOTHING,
     provenance: OriginLookup | None = None,
@@ -94,12 +58,12 @@ def check(
         provenance: Origins of the values.
     """
     origin = None if provenance is None else provenance.origin
-    found = _rules.check(sections, cast("Iterable[_rules.Rule]", rules), facts=facts, origin=origin)
+    found = _rules.check(sections, rules, facts=facts, origin=origin)
     return Problems(without_secrets(problem) for problem in found)
 
 
 def reject(
-    sections: Mapping[str, object], rules: Iterable[RuleLike], *, facts: Mapping[str, object] = NOTHING
+    sections: Mapping[str, object], rules: Iterable[Rule], *, facts: Mapping[str, object] = NOTHING
 ) -> None:
     """Raise `ConfigError` if there are errors. Warnings are ignored.
 
@@ -127,12 +91,7 @@ def origin_texts(problem: Problem) -> list[str]:
     ]
 
 
-def explain(rule: RuleLike) -> str:
-    """Return the fields, reason and fix of a rule, an example that fails with its message, and one that passes."""
-    return _rules.explain(cast("_rules.Rule", rule))
-
-
-def explain_equivalent(found: tuple[str, Collection[str]] | None, rules: Iterable[RuleLike]) -> str | None:
+def explain_equivalent(found: tuple[str, Collection[str]] | None, rules: Iterable[Rule]) -> str | None:
     """Return a text about a constraint of another program, followed by the rules that are equivalent to it.
 
     `found` is the text with the ids of the rules; None if the constraint is not known, and None is returned.
@@ -143,12 +102,7 @@ def explain_equivalent(found: tuple[str, Collection[str]] | None, rules: Iterabl
     return "\n\n".join([text, *(explain(rule) for rule in rules if rule.id in ids)])
 
 
-def applies(rule: RuleLike, sections: Mapping[str, object]) -> bool:
-    """Return True if everything that a rule reads is present. Facts are the section `facts`."""
-    return _rules.applies(cast("_rules.Rule", rule), sections)
-
-
-def concerns(item: Problem | RuleLike, path: str) -> bool:
+def concerns(item: Problem | Rule, path: str) -> bool:
     """Return whether a problem or a rule reads a field, its section or a part of the field."""
     path = path.partition("[")[0]  # an item of a list concerns the entire list
     return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in item.fields)

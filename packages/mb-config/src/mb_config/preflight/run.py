@@ -24,8 +24,8 @@ from mb_config.preflight.module_layouts import (
     one_replica,
     smallest_world,
 )
-from mb_config.preflight.problems import ConfigError, RuleLike, check, merge_problems
-from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
+from mb_config.preflight.problems import ConfigError, check, merge_problems
+from mb_config.resolve.fallbacks import apply_fallbacks
 from mb_config.resolve.precision_recipes import UnknownPrecisionError
 from mb_config.resolve.resolver import (
     MIRRORED,
@@ -38,7 +38,7 @@ from mb_config.resolve.saves import AUTO, resolve_save_interval
 from mb_config.rules import RULES
 from mb_config.rules.single_fields import SIZE_RULES
 from mb_config.sections.startup import DistributedInitConfig
-from mb_schema.rules import NOTHING, Problem, RuleError, value_at
+from mb_schema.rules import NOTHING, Problem, Rule, RuleError, value_at
 
 _RESOLVED_SECTIONS = ("train", "model", "optimizer", "scheduler")
 
@@ -61,10 +61,10 @@ class DataCheck:
 class PreflightChecks:
     """Rules that a configuration must satisfy."""
 
-    rules: Sequence[RuleLike] = RULES
+    rules: Sequence[Rule] = RULES
     """Rules of all sections."""
 
-    fallbacks: Sequence[FallbackRule] = ()
+    fallbacks: Sequence[Rule] = ()
     """Rules whose rejected value is replaced if the user did not set it."""
 
     data: Sequence[DataCheck] = ()
@@ -366,7 +366,7 @@ def _sections(config: Any, names: Collection[str] | None) -> dict[str, Any]:
     return every if names is None else {name: value for name, value in every.items() if name in names}
 
 
-def _section(item: Problem | RuleLike) -> str:
+def _section(item: Problem | Rule) -> str:
     return item.fields[0].partition(".")[0]
 
 

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from mb_config.container.container import ConfigContainer
 from mb_config.container.field_access import get_field, has_field, set_field
 from mb_config.container.section_types import wrong_types
 from mb_config.overrides.provenance import Provenance
-from mb_config.preflight.problems import RuleLike, check
+from mb_config.preflight.problems import check
 from mb_config.resolve.state import Change, Priority, ResolverState
-
-
-class FallbackRule(RuleLike, Protocol):
-    """A rule whose rejected value may be replaced."""
-
-    @property
-    def fallback(self) -> Mapping[str, object]:
-        """Path to a value that the rule accepts; empty: the rule only rejects."""
+from mb_schema.rules import Rule
 
 
 def apply_fallbacks(
     cfg: ConfigContainer,
-    rules: Iterable[FallbackRule],
+    rules: Iterable[Rule],
     *,
     facts: Mapping[str, object],
     provenance: Provenance | None = None,

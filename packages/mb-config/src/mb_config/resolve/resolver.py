@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast
 
 from mb_config.container.container import ConfigContainer, world_size_of_environment
 from mb_config.container.section_types import wrong_types
 from mb_config.overrides.provenance import Provenance
 from mb_config.perf.resolve_perf import resolve_perf
-from mb_config.preflight.problems import ConfigError, RuleLike, check, merge_problems
-from mb_config.resolve.fallbacks import FallbackRule, apply_fallbacks
+from mb_config.preflight.problems import ConfigError, check, merge_problems
+from mb_config.resolve.fallbacks import apply_fallbacks
 from mb_config.resolve.fsdp import resolve_fsdp
 from mb_config.resolve.model import resolve_model
 from mb_config.resolve.overlap import resolve_overlap
@@ -21,7 +20,7 @@ from mb_config.rules.training import LENGTH_RULES, MOVED
 from mb_config.schedules.learning_rate import epoch_iterations, scheduler_steps, weight_decays
 from mb_schema.batch_stages import scheduled_stages, sequences_in, steps_within, unscheduled_stages
 from mb_schema.rule_kinds import shown
-from mb_schema.rules import NOTHING, Problem
+from mb_schema.rules import NOTHING, Problem, Rule
 
 __all__ = ["Change", "apply_perf", "mimo_runtime_config_update", "runtime_config_update"]
 
@@ -46,7 +45,7 @@ def runtime_config_update(
     world_size: int | None = None,
     provenance: Provenance | None = None,
     facts: Mapping[str, object] = NOTHING,
-    rules: Iterable[RuleLike] | None = None,
+    rules: Iterable[Rule] | None = None,
 ) -> list[Change]:
     """Resolve `cfg` in place for `world_size` processes and return every change. Idempotent.
 
@@ -95,10 +94,10 @@ def runtime_config_update(
     return _finish(state, rules, {**facts, "world_size": processes})
 
 
-def _on_sections_alone(cfg: ConfigContainer) -> list[FallbackRule]:
+def _on_sections_alone(cfg: ConfigContainer) -> list[Rule]:
     """Return the rules with fallbacks that read no facts about a machine."""
     return [
-        cast("FallbackRule", rule)
+        rule
         for rule in cfg.installed_rules()
         if getattr(rule, "fallback", None) and not any(path.startswith("facts.") for path in rule.fields)
     ]
@@ -123,7 +122,7 @@ def mimo_runtime_config_update(
     *,
     provenance: Provenance | None = None,
     facts: Mapping[str, object] = NOTHING,
-    rules: Iterable[RuleLike] | None = None,
+    rules: Iterable[Rule] | None = None,
 ) -> list[Change]:
     """Resolve the configuration of a MIMO model, whose modules have separate parallel layouts.
 
@@ -165,9 +164,7 @@ def _begin(config: ConfigContainer, provenance: Provenance | None) -> ResolverSt
     return state
 
 
-def _finish(
-    state: ResolverState, rules: Iterable[RuleLike] | None, facts: Mapping[str, object]
-) -> list[Change]:
+def _finish(state: ResolverState, rules: Iterable[Rule] | None, facts: Mapping[str, object]) -> list[Change]:
     config = state.config
     # Conflicts are collected up to here, so that one error reports them together with the violated rules.
     applied = config.installed_rules() if rules is None else rules

@@ -155,8 +155,8 @@ def next_microbatch(
         )
     raise BatchError(
         f"batch: labels has {int(ignored.sum())} negative numbers where loss_mask is 1, because Megatron's loss "
-        "ignores no label: of one outside the vocabulary it is the logarithm of the sum of all exponentials. Set loss_mask to "
-        "0 there."
+        "ignores no label: of one outside the vocabulary it is the logarithm of the sum of all exponentials. Set "
+        "loss_mask to 0 there."
     )
 
 

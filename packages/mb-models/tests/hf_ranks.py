@@ -27,9 +27,10 @@ SMALL = {
 TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
 
 
-def build(section, groups):
+def build(section, groups, **options):
     family = family_of(section)
-    provider = family.provider(section, layer_spec=HOST_LAYERS[family.name], device=torch.device("cpu"))
+    layers = HOST_LAYERS[family.name]
+    provider = family.provider(section, layer_spec=layers, device=torch.device("cpu"), **options)
     chunks = provider.provide_chunks(groups)
     return chunks[0].to(DTYPES[section.params_dtype]).eval()
 
@@ -50,6 +51,27 @@ def scores_on_this_rank(folder, layout, pairs):
     model = BatchedModel.of(all_logits(chunk), **size)
     request = TextRequest(prompt=pairs[0][0], options=SamplingOptions(max_new_tokens=5))
     return model.score(pairs), model.continue_texts([request])
+
+
+def losses_on_this_rank(folder, layout, rows, *, groups=None):
+    """Load a folder into a part of a model with padding up to `rows`; return the losses and the padding's gradient."""
+    groups = groups or start(layout)
+    section = dataclasses.replace(
+        section_of(read_config(folder), dtype="float32"),
+        transformer_impl="local",
+        vocab_size=rows,
+        unpadded_vocab_size=SMALL["vocab_size"],
+        **layout,
+    )
+    chunk = build(section, groups)
+    load_hf_weights([chunk], folder, pg_collection=groups)
+    losses = chunk(TOKENS, torch.arange(20).expand(2, -1), None, labels=TOKENS.roll(-1, 1))
+    losses.mean().backward()
+    share = rows // groups.tp.size()
+    padding = chunk.shared_embedding_or_output_weight().grad[
+        max(0, SMALL["vocab_size"] - share * groups.tp.rank()) :
+    ]
+    return losses.detach(), float(padding.abs().sum())
 
 
 def on_this_rank(folder, checkpoint, layout):

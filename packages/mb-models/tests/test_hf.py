@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from hf_models import EXPORTED, KINDS, make, make_multimodal
-from hf_ranks import SMALL, TOKENS, build, on_this_rank, same, scores_on_this_rank
+from hf_ranks import SMALL, TOKENS, build, losses_on_this_rank, on_this_rank, same, scores_on_this_rank
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
 
@@ -287,12 +287,48 @@ def test_a_padded_vocabulary_has_rows_of_zeros(groups, tmp_path):
     assert (rows[:96] != 0).all()
 
 
-@pytest.mark.parametrize(("options", "rows"), [({}, 128), ({"padded_vocabulary": True}, 100)])
-def test_padding_for_a_tokenizer_is_not_exported(groups, tmp_path, options, rows):
+def losses(model):
+    """Return the losses of transformers."""
+    labels = TOKENS.roll(-1, 1).flatten()
+    with torch.no_grad():
+        logits = model(TOKENS).logits.flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none").view(2, -1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "granite", "nemotron-h"])
+def test_padding_of_the_vocabulary_has_no_part_in_the_loss(kind, groups, tmp_path):
+    theirs = losses(make(kind, tmp_path))
+    ours, padding = losses_on_this_rank(tmp_path, {}, 128, groups=groups)
+    assert ((ours - theirs).abs().max() < 1e-5, padding) == (True, 0.0)
+
+
+@pytest.mark.parametrize("rows", [128, 256])
+def test_padding_on_the_last_rank_has_no_part_in_the_loss(rows, pool, tmp_path):
+    theirs = losses(make("llama", tmp_path))
+    for ours, padding in pool.run(losses_on_this_rank, tmp_path, {SIZES[0]: 2}, rows):
+        assert ((ours - theirs).abs().max() < 1e-5, padding) == (True, 0.0)
+
+
+def test_rows_of_tokens_of_the_tokenizer_are_no_padding(tmp_path, groups):
+    make("llama", tmp_path)
+    section = section_of_folder(tmp_path)
+    assert (section.vocab_size, section.unpadded_vocab_size) == (128, 96)
+    section.transformer_impl = "local"
+    chunk = build(section, groups, tokenizer_vocab_size=100)
+    logits = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
+    lowest = torch.finfo(logits.dtype).min
+    assert ((logits[..., :100] > lowest).all(), (logits[..., 100:] == lowest).all()) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "rows"),
+    [({}, None, 128), ({"padded_vocabulary": True}, None, 100), ({}, 96, 100)],
+)
+def test_padding_for_a_tokenizer_is_not_exported(groups, tmp_path, options, tokens, rows):
     make("llama", tmp_path / "in")
     section = section_of_folder(tmp_path / "in")
-    section.transformer_impl = "local"
-    chunk = build(section, groups)
+    section.transformer_impl, section.unpadded_vocab_size = "local", tokens
+    chunk = build(section, groups, tokenizer_vocab_size=100)
     with memory_mapped_model(
         section, groups=groups, layer_spec=host_block_spec, folder=tmp_path / "pages"
     ) as empty:

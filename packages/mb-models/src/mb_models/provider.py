@@ -1,6 +1,7 @@
 """Base class of the providers of all model families."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -60,6 +61,7 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
             tensor_parallel_size=config.tensor_model_parallel_size,
         )
         self._layer_spec = layer_spec
+        self._tokenizer_vocab_size = tokenizer_vocab_size or 0
 
     @abstractmethod
     def _transformer_config(self) -> TransformerConfig:
@@ -112,6 +114,17 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
         vp_size = self.transformer.virtual_pipeline_model_parallel_size
         return build_chunks(self.provide, vp_size=vp_size, pg_collection=pg_collection)
 
+    def _exclude_padding(
+        self, chunk: Any, unpadded_vocab_size: int | None, *, groups: ProcessGroupCollection
+    ) -> None:
+        """Give the rows of the output layer beyond the vocabulary no probability; None: there are none.
+
+        A row with a token of the tokenizer remains, such as one of a special token that was added to it.
+        """
+        if unpadded_vocab_size is not None and chunk.post_process:
+            tokens = max(unpadded_vocab_size, self._tokenizer_vocab_size)
+            chunk.output_layer.register_forward_hook(partial(_without_padding, tokens, groups.tp.rank()))
+
     def _arguments(
         self, *, pre_process: bool, post_process: bool, groups: ProcessGroupCollection
     ) -> dict[str, Any]:
@@ -129,6 +142,19 @@ class ModelProvider(ABC, Generic[Section, Layers, Chunk]):
             "seq_len_interpolation_factor": config.seq_len_interpolation_factor,
             "pg_collection": groups,
         }
+
+
+def _without_padding(
+    tokens: int, tp_rank: int, layer: Any, _inputs: object, output: tuple[torch.Tensor, object]
+) -> tuple[torch.Tensor, object]:
+    """Set the logits of padding to the lowest finite number; kernels of the loss may turn infinity into NaN."""
+    logits, bias = output
+    rows = logits.shape[-1]
+    is_part = rows < layer.output_size  # not gathered
+    padding = logits[..., max(0, tokens - is_part * tp_rank * rows) :]
+    if padding.shape[-1]:
+        padding.fill_(torch.finfo(logits.dtype).min)
+    return logits, bias
 
 
 def copy_outputs_of_biased_experts(chunk: torch.nn.Module) -> None:

@@ -71,6 +71,7 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             scale_embedding(chunk, config.embedding_multiplier)
         if config.logits_multiplier != 1.0 or config.final_logit_softcapping is not None:
             scale_logits(chunk, config.logits_multiplier, cap=config.final_logit_softcapping)
+        self._exclude_padding(chunk, config.unpadded_vocab_size, groups=groups)
         drop_unused_output_weight(chunk)
         return chunk
 

@@ -98,3 +98,5 @@ class LayerVariantFields:
     """Factor on the outputs of attention and MLP, before the residual addition."""
     logits_multiplier: float = 1.0
     """Factor on the logits, before a soft cap."""
+    unpadded_vocab_size: int | None = None
+    """Rows of vocab_size that are tokens; further ones have no probability. None: every row has one, as in Megatron."""

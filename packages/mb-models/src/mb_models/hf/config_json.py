@@ -185,8 +185,13 @@ def _section_of(content: Mapping[str, Any], *, dtype: DType, exact: bool) -> Sec
 
 
 def with_padded_vocabulary(section: Section) -> Section:
-    """Return the section with the rows of the embedding rounded up to a multiple of 128, which ranks can share."""
-    return replace(section, vocab_size=padded_rows(section.vocab_size or 1))
+    """Return the section with the rows of the embedding rounded up to a multiple of 128, which ranks can share.
+
+    The further rows are zero, and their logits of 0 would be a part of every probability: they are excluded.
+    """
+    tokens = section.vocab_size or 1
+    rows = padded_rows(tokens)
+    return replace(section, vocab_size=rows, unpadded_vocab_size=tokens if rows > tokens else None)
 
 
 def padded_rows(tokens: int) -> int:

@@ -39,8 +39,8 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
 ) -> None:
     """Load a checkpoint into a model on one rank, and write it as a transformers folder. Not collective.
 
-    Adapters are merged. Padding rows of the vocabulary are not written, if `carried` holds the number of tokens or
-    `padded_vocabulary` is set.
+    Adapters are merged. Padding rows of the vocabulary are not written, if the section or `carried` holds the number of
+    tokens, or `padded_vocabulary` is set.
 
     Args:
         chunk: the complete model without adapters, from `mb_models.hf.conversion.memory_mapped_model`.
@@ -94,9 +94,9 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         template=template,
         vocab_size=_rows_without_padding(
             section.vocab_size,
-            named=template.get("vocab_size"),
+            named=section.unpadded_vocab_size or template.get("vocab_size"),
             tokenizer_vocab_size=tokenizer_vocab_size,
-            padded=padded_vocabulary,
+            padded=padded_vocabulary or section.unpadded_vocab_size is not None,
         ),
     )
     if not plan.files_of(part):

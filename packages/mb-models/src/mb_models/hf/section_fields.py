@@ -36,6 +36,7 @@ _TRAINING = frozenset(
         "parallel_output",
         "fp16_lm_cross_entropy",
         "vocab_size",
+        "unpadded_vocab_size",
         "max_position_embeddings",
         "mtp_loss_scaling_factor",
         "mtp_use_repeated_layer",

@@ -51,6 +51,8 @@ class MambaModelConfig(StateSpaceFields, GatedDeltaFields, TransformerFields):
     """Tokens that the scan of a Mamba layer processes at once; the result does not depend on it."""
     vocab_size: int | None = None
     """Rows of the embedding, used without padding; None: the padded size of the tokenizer."""
+    unpadded_vocab_size: int | None = None
+    """Rows of vocab_size that are tokens; further ones have no probability. None: every row has one, as in Megatron."""
     make_vocab_size_divisible_by: int = 128
     """The tokenizer's vocabulary size is padded to a multiple of this times the tensor-parallel size."""
     seq_length: int = 1024

@@ -48,6 +48,7 @@ class MambaModelProvider(ModelProvider[MambaModelConfig, StackSpec, HybridModel]
             rotary_base=config.rotary_base,
             vp_stage=vp_stage,
         )
+        self._exclude_padding(chunk, config.unpadded_vocab_size, groups=groups)
         drop_unused_output_weight(chunk)
         return chunk
 

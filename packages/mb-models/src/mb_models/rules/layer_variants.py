@@ -15,6 +15,7 @@ NEUTRAL = {
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "logits_multiplier": 1.0,
+    "unpadded_vocab_size": None,
 }
 """Fields of the variants, with the values that have no effect."""
 

@@ -26,6 +26,19 @@ def _vocabulary_not_shared_evenly(vocab_size, tp):
 
 
 @model_rule(
+    "G59",
+    why="the padding is a part of these rows",
+    fix="Set vocab_size to the rows of the embedding, or unset unpadded_vocab_size.",
+    fails={"unpadded_vocab_size": 257, "vocab_size": 256},
+    passes={"vocab_size": 257},
+)
+def _more_tokens_than_rows(unpadded_vocab_size, vocab_size):
+    if unpadded_vocab_size is None or 0 < unpadded_vocab_size <= (vocab_size or 0):
+        return None
+    return f"{unpadded_vocab_size} is not among the rows 1 to vocab_size={vocab_size}"
+
+
+@model_rule(
     "G38",
     why="the embedding needs a row for each token",
     fix="Leave model.vocab_size unset to have the tokenizer's size padded, or set it to at least that size.",

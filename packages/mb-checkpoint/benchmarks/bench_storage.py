@@ -92,7 +92,7 @@ def _measure(width: int) -> dict[str, list[float]]:
             ours.save(number)
             note("TorchCheckpointer: save blocks for", began)
             rows.setdefault("step while it is copied", []).append(step())
-            ours._mirror._uploader.wait()  # type: ignore[union-attr]
+            ours._saver._mirror._uploader.wait()  # type: ignore[union-attr]
             note("TorchCheckpointer: in the storage after", began)
             folder = Path(place, "ours", f"iter_{number:07d}")
             began = time.perf_counter()

@@ -51,10 +51,10 @@ def train_during_save(section):
     again = run.manager.finalize_async_saves()
     run.save()
     run.manager.finalize_async_saves(blocking=True)
-    kept = run.manager._writer.staged_bytes
+    kept = run.manager._saver.writer.staged_bytes
     run.train(1)
     run.save()
-    same = run.manager._writer.staged_bytes == kept
+    same = run.manager._saver.writer.staged_bytes == kept
     run.manager.finalize_async_saves(blocking=True, terminate=True)
     run.manager.close()
     return first, outcomes, again, same
@@ -70,7 +70,7 @@ def save_with_writer_failure(section, trouble, where):
     assert run.manager.finalize_async_saves(blocking=True).step == 1
     run.train(1)
     own = torch.distributed.get_rank() == where
-    pid = run.manager._writer.pid
+    pid = run.manager._saver.writer.pid
     if own and trouble in ("stopped", "killed"):
         os.kill(pid, signal.SIGSTOP)
     run.save()
@@ -102,11 +102,11 @@ def lose_staging_folder(section):
 
     run = new_run({}, **{**BACKGROUND, **section})
     run.train(1)
-    os.kill(run.manager._writer.pid, signal.SIGSTOP)
+    os.kill(run.manager._saver.writer.pid, signal.SIGSTOP)
     run.save()
     for staging in Path(section["save"]).glob(".saving_*"):
         shutil.rmtree(staging)
-    os.kill(run.manager._writer.pid, signal.SIGCONT)
+    os.kill(run.manager._saver.writer.pid, signal.SIGCONT)
     try:
         return run.manager.finalize_async_saves(blocking=True).message
     finally:
@@ -119,7 +119,7 @@ def describe_writer(section):
     run.train(1)
     run.save()
     run.manager.finalize_async_saves(blocking=True)
-    name = type(run.manager._writer).__name__
+    name = type(run.manager._saver.writer).__name__
     run.manager.close()
     return name
 
@@ -129,10 +129,10 @@ def reserve_and_save(shape, section):
     run = new_run(shape, **{**BACKGROUND, **section})
     run.train(1)
     run.manager.reserve_memory(run.model, run.optimizer)
-    run.manager._writer._buffer.wait_until_reserved()
-    reserved = run.manager._writer.staged_bytes
+    run.manager._saver.writer._buffer.wait_until_reserved()
+    reserved = run.manager._saver.writer.staged_bytes
     run.save()
-    used = run.manager._writer._buffer._end
+    used = run.manager._saver.writer._buffer._end
     run.manager.finalize_async_saves(blocking=True, terminate=True)
     run.manager.close()
     return reserved, used

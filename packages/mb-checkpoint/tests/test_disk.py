@@ -74,10 +74,10 @@ def test_a_folder_that_is_deleted_while_a_save_is_written_costs_that_save(whole,
         checkpointer.load()
         checkpointer.save(1)
         assert checkpointer.poll(blocking=True).step == 1
-        os.kill(checkpointer._writer.pid, 19)  # stopped: nothing is written before the deletion
+        os.kill(checkpointer._saver.writer.pid, 19)  # stopped: nothing is written before the deletion
         checkpointer.save(2)
         shutil.rmtree(folder)
-        os.kill(checkpointer._writer.pid, 18)
+        os.kill(checkpointer._saver.writer.pid, 18)
         failed = checkpointer.poll(blocking=True)
         assert isinstance(failed, FailedSave)
         assert "No such file or directory" in failed.message

@@ -358,6 +358,7 @@ def test_the_rank_that_commits_reads_no_data_file(tmp_path, ranks):
         pruning=PruneJob(root=tmp_path, step=1, keep=-1, retain_interval=None),
     )
     read = []
-    done = finalize_save(job, progress=read.append)
-    assert (sum(read), done.total_bytes) == (10, 1000 * ranks + 10)
-    assert find_hash_mismatches(done.path, read_manifest(done.path).files) == []
+    total_bytes = finalize_save(job, progress=read.append)
+    assert (sum(read), total_bytes) == (10, 1000 * ranks + 10)
+    saved_to = tmp_path / "iter_0000001"
+    assert find_hash_mismatches(saved_to, read_manifest(saved_to).files) == []

@@ -252,8 +252,8 @@ def run(folder, storage, *, steps, log, **options):
             optimizer.step()
             values[step] = model.weight[0, 0].item()
             checkpointer.save(step)
-            if checkpointer._mirror is not None:
-                checkpointer._mirror._uploader.wait()
+            if checkpointer._saver._mirror is not None:
+                checkpointer._saver._mirror._uploader.wait()
     return values
 
 

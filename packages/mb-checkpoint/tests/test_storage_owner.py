@@ -55,7 +55,7 @@ def train(folder, address, steps):
     with TorchCheckpointer(folder, state, storage=str(address), most_recent_k=1, log=lines.append) as run:
         for step in range(run.load() + 1, steps + 1):
             run.save(step)
-            run._mirror._uploader.wait()
+            run._saver._mirror._uploader.wait()
     return lines
 
 

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
@@ -12,23 +13,37 @@ from mb_checkpoint.formats.manifest import read_manifest
 from mb_checkpoint.load.select import tracked_steps
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
-from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob
+from mb_checkpoint.save.finalize import FinalizeJob
 from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.worker import JobResult, WriterJob
+from mb_checkpoint.save.writing import DataFile
 
 POLL_SECONDS = 0.01
 LONGEST_POLL_SECONDS = 1.0
 """Pauses between two polls that block: of the local writer, and at most of the store, which all ranks read."""
 
 
-class AsyncWriterLike(Protocol):
-    """Background writer with a job in progress; `background_writer.BackgroundWriter` matches."""
+class BackgroundWriterLike(Protocol):
+    """Background process of a rank; `background_writer.BackgroundWriter` matches."""
+
+    @property
+    def staged_bytes(self) -> int:
+        """Size in bytes of the host memory allocated for copies."""
+
+    def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
+        """Copy the tensors and submit a job that writes them."""
 
     def submit(self, job: WriterJob) -> None:
         """Submit the next job."""
 
     def result(self) -> JobResult | None:
         """Return the result of the last job, once."""
+
+    def stop(self) -> None:
+        """Kill the process; the next job starts another one."""
+
+    def close(self) -> None:
+        """Kill the process and release its resources."""
 
 
 class AsyncSave:
@@ -50,7 +65,7 @@ class AsyncSave:
         *,
         began: float,
         is_rank_zero: bool,
-        writer: AsyncWriterLike,
+        writer: BackgroundWriterLike,
         barrier: CommitBarrier,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
@@ -64,12 +79,7 @@ class AsyncSave:
         self._sleep = sleep
         self._reported = False
         self._finishing = False
-        self._finished: FinalizedSave | None = None
-
-    @property
-    def step(self) -> int:
-        """Step of the save."""
-        return self._job.step
+        self._total_bytes: int | None = None
 
     @property
     def pruning(self) -> PruneJob:
@@ -110,8 +120,7 @@ class AsyncSave:
         failures = self._commit() if self._finishing else self._begin_commit()
         if failures is None:
             return None
-        total_bytes = 0 if self._finished is None else self._finished.total_bytes
-        return json.dumps({"failures": failures, "total_bytes": total_bytes})
+        return json.dumps({"failures": failures, "total_bytes": self._total_bytes})
 
     def _begin_commit(self) -> list[str] | None:
         failures = self._barrier.failures()
@@ -132,18 +141,16 @@ class AsyncSave:
         if result is None:
             return None
         # A writer that dies between its commit and its answer leaves a complete checkpoint, which is no failed save.
-        self._finished = result.finished or self._committed()
-        return [f"rank 0: {result.failure}"] if self._finished is None else []
+        self._total_bytes = self._committed_bytes() if result.total_bytes is None else result.total_bytes
+        return [f"rank 0: {result.failure}"] if self._total_bytes is None else []
 
-    def _committed(self) -> FinalizedSave | None:
-        """Return the checkpoint if the writer failed after its commit."""
-        root, step, path = self._job.root, self._job.step, iteration_directory(self._job.root, self._job.step)
-        manifest = None
-        if not self._job.staging.exists() and step in tracked_steps(root):
-            manifest = read_manifest(path)
-        if manifest is None:
+    def _committed_bytes(self) -> int | None:
+        """Return the size of the checkpoint if the writer failed after its commit, else None."""
+        root, step = self._job.root, self._job.step
+        if self._job.staging.exists() or step not in tracked_steps(root):
             return None
-        return FinalizedSave(path=path, total_bytes=manifest.total_bytes)
+        manifest = read_manifest(iteration_directory(root, step))
+        return None if manifest is None else manifest.total_bytes
 
     def _record(self, outcome: Mapping[str, Any]) -> SavedCheckpoint | FailedSave:
         job, seconds = self._job, self._clock() - self._began

@@ -42,21 +42,13 @@ class FinalizeJob:
         return self.facts.step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinalizedSave:
-    """A committed checkpoint."""
-
-    path: Path
-    total_bytes: int
-
-
 def finalize_save(
     job: FinalizeJob,
     *,
     results: Sequence[WrittenFiles] | None = None,
     progress: Callable[[int], object] = lambda _bytes: None,
-) -> FinalizedSave:
-    """Commit the data that all ranks have written. Runs in one process.
+) -> int:
+    """Commit the data that all ranks have written; return the number of bytes of all files. Runs in one process.
 
     Args:
         job: The save to finalize.
@@ -74,7 +66,7 @@ def finalize_save(
     manifest = fsync_and_write_manifest(
         job.staging, job.facts, written=entries, checksum=job.checksum, progress=progress
     )
-    path = commit(job.root, job.facts.step, job.staging)
+    commit(job.root, job.facts.step, job.staging)
     if BEST_METRIC in job.facts.content:
         link_best(job.root, up_to=job.step)
-    return FinalizedSave(path=path, total_bytes=manifest.total_bytes)
+    return manifest.total_bytes

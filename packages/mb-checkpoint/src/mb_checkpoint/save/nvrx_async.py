@@ -39,8 +39,8 @@ def is_available() -> bool:
 class NvrxWriter:
     """Planner and writer that delegates the data to nvidia-resiliency-ext and the commit to a writer of this package.
 
-    Matches `save.PlannerLike` and `manager.BackgroundWriterLike`. All methods but `submit` must be called on all ranks
-    together; polls are collective while data is written, as that library requires.
+    Matches `save.PlannerLike` and `async_save.BackgroundWriterLike`. Call all methods but `submit` on all ranks
+    together: polls are collective while data is written, as that library requires.
 
     Args:
         config: The section.
@@ -72,11 +72,6 @@ class NvrxWriter:
     def staged_bytes(self) -> int:
         """Host memory that this package holds for copies; that of the library is unknown."""
         return self._finisher.staged_bytes
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the writer that finalizes the save."""
-        return self._finisher.pid
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool

@@ -1,10 +1,9 @@
 """Planned save: steps 3 to 8 of `save.py`, at once or in the background."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch.distributed as dist
 
@@ -15,9 +14,10 @@ from mb_checkpoint.collectives import (
     on_rank_zero,
     own_rank,
 )
-from mb_checkpoint.context import SavedCheckpoint, ScheduledSave, describe_failure
+from mb_checkpoint.context import SavedCheckpoint, describe_failure
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
-from mb_checkpoint.save.async_save import AsyncSave, AsyncWriterLike
+from mb_checkpoint.formats.layout import iteration_directory
+from mb_checkpoint.save.async_save import AsyncSave, BackgroundWriterLike
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
@@ -32,39 +32,15 @@ class SavePlan:
     """Destination and commit."""
     files: tuple[DataFile, ...]
     """Data that this rank writes."""
-    rank: int
-    """Global rank of this process."""
-    began: float
-    """Start time in seconds, on the clock of the save."""
 
 
-class BackgroundWriterLike(AsyncWriterLike, Protocol):
-    """Background writer; `background_writer.BackgroundWriter` matches."""
-
-    @property
-    def staged_bytes(self) -> int:
-        """Size in bytes of the host memory allocated for copies."""
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the writer."""
-
-    def write(self, folder: Path, rank: int, files: Sequence[DataFile]) -> None:
-        """Copy the tensors and submit a job that writes them."""
-
-    def stop(self) -> None:
-        """Kill the process; the next job starts another one."""
-
-    def close(self) -> None:
-        """Kill the process and release its resources."""
-
-
-def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedCheckpoint:
+def write_and_commit(plan: SavePlan, *, began: float, clock: Callable[[], float]) -> SavedCheckpoint:
     """Write and commit a planned save. Collective; waits for the disk. The caller then runs `plan.job.pruning`.
 
     Args:
         plan: The save.
-        clock: Monotonic clock in seconds, that of the plan.
+        began: Start time of the save on `clock`.
+        clock: Monotonic clock in seconds.
 
     Raises:
         CheckpointSaveError: Writing failed; see `save.save_checkpoint`.
@@ -72,32 +48,26 @@ def write_and_commit(plan: SavePlan, *, clock: Callable[[], float]) -> SavedChec
     job = plan.job
     with cleaned_up(job.root, job.step, job.staging):
         results = gather_on_rank_zero(on_every_rank(lambda: write_files(job.staging, plan.files)))
-        finalized = on_rank_zero(lambda: finalize_save(job, results=results))
+        total_bytes = on_rank_zero(lambda: finalize_save(job, results=results))
     return SavedCheckpoint(
-        path=finalized.path,
+        path=iteration_directory(job.root, job.step),
         step=job.step,
-        seconds=clock() - plan.began,
-        total_bytes=finalized.total_bytes,
+        seconds=clock() - began,
+        total_bytes=total_bytes,
     )
 
 
 def start_in_background(
-    plan: SavePlan, writer: BackgroundWriterLike, *, clock: Callable[[], float]
-) -> tuple[AsyncSave, ScheduledSave]:
+    plan: SavePlan, writer: BackgroundWriterLike, *, began: float, clock: Callable[[], float]
+) -> AsyncSave:
     """Copy the tensors of a planned save to host memory, and let the writer process write them. Collective.
 
-    Args:
-        plan: The save.
-        writer: Writer process of this rank.
-        clock: Monotonic clock in seconds, that of the plan.
-
-    Returns:
-        The save in flight, to be polled, and its record for the caller.
+    Returns the save in flight, to be polled. Arguments as `write_and_commit`, and the writer process of this rank.
 
     Raises:
         CheckpointSaveError: The writer of a rank could not be started; the staging folder is removed.
     """
-    job, rank = plan.job, plan.rank
+    job, rank = plan.job, own_rank()
     with cleaned_up(job.root, job.step, job.staging):
         # When this returns, the data is on the host, and the training may change its tensors. The ranks agree here only
         # that all jobs have started; that all have ended is agreed later, over the store, when the training polls.
@@ -109,13 +79,7 @@ def start_in_background(
         # unique within a run, because it has a random part: a step may be saved again after a failure
         name=job.staging.name,
     )
-    pending = AsyncSave(
-        job, began=plan.began, is_rank_zero=rank == 0, writer=writer, barrier=barrier, clock=clock
-    )
-    scheduled = ScheduledSave(
-        root=job.root, step=job.step, seconds=clock() - plan.began, staged_bytes=writer.staged_bytes
-    )
-    return pending, scheduled
+    return AsyncSave(job, began=began, is_rank_zero=rank == 0, writer=writer, barrier=barrier, clock=clock)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mb_checkpoint.collectives import own_rank
 from mb_checkpoint.errors import cause_of
-from mb_checkpoint.save.async_save import POLL_SECONDS, AsyncWriterLike
+from mb_checkpoint.save.async_save import POLL_SECONDS, BackgroundWriterLike
 from mb_checkpoint.save.retention import PruneJob, PruneResult
 
 
@@ -21,10 +21,10 @@ class Pruning:
     def __init__(self, log: Callable[[str], object], *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._log = log
         self._sleep = sleep
-        self._in_progress: tuple[PruneJob, AsyncWriterLike] | None = None
+        self._in_progress: tuple[PruneJob, BackgroundWriterLike] | None = None
         self._damaged: set[tuple[Path, str]] = set()
 
-    def start(self, job: PruneJob, writer: AsyncWriterLike | None) -> None:
+    def start(self, job: PruneJob, writer: BackgroundWriterLike | None) -> None:
         """Delete what a save leaves to delete: in the idle writer process, or without one before this returns.
 
         Does nothing on other ranks than 0.

@@ -106,16 +106,11 @@ def save_checkpoint(
         NotImplementedError: `module_name` is set.
         ValueError: `config.save` is not set, or a non-persistent checkpoint is requested and its type is not set.
     """
+    began = clock()
     plan = plan_save(
-        ctx,
-        config,
-        write_assets=write_assets,
-        planner=planner,
-        validate=validate,
-        clock=clock,
-        verified=verified,
+        ctx, config, write_assets=write_assets, planner=planner, validate=validate, verified=verified
     )
-    saved = write_and_commit(plan, clock=clock)
+    saved = write_and_commit(plan, began=began, clock=clock)
     Pruning(logger.warning).start(plan.job.pruning, None)
     return saved
 
@@ -158,14 +153,12 @@ def plan_save(
     write_assets: Callable[[Path], None] | None,
     planner: PlannerLike | None,
     validate: bool,
-    clock: Callable[[], float],
     verified: VerifiedCache | None = None,
 ) -> SavePlan:
     """Run steps 1 and 2, which need all ranks and the current state; return what remains to be written.
 
     Collective over all ranks. Arguments and errors as `save_checkpoint`.
     """
-    began = clock()
     root = destination(ctx, config)
     state = collect_state(ctx, config)
     planner = planner or new_planner(config, state.groups)
@@ -192,7 +185,7 @@ def plan_save(
         checksum=config.checksum,
     )
     files = tuple(replace(file, checksum=config.checksum) for file in (*plan.files, *position))
-    return SavePlan(job=job, files=files, rank=dist.get_rank(), began=began)
+    return SavePlan(job=job, files=files)
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:

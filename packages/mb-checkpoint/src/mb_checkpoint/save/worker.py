@@ -15,7 +15,7 @@ import torch
 
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.checksums import Checksum
-from mb_checkpoint.save.finalize import FinalizedSave, FinalizeJob, finalize_save
+from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
 from mb_checkpoint.save.retention import PruneJob, PruneResult
 from mb_checkpoint.save.spawn import depend_on_parent
 from mb_checkpoint.save.staging_buffer import StagingBuffer
@@ -54,8 +54,8 @@ class JobResult:
 
     failure: str | None = None
     """Reason of a failure."""
-    finished: FinalizedSave | None = None
-    """Result of a `FinalizeJob`."""
+    total_bytes: int | None = None
+    """Result of a `FinalizeJob`: size of the checkpoint."""
     pruned: PruneResult | None = None
     """Result of a `PruneJob`."""
 
@@ -108,7 +108,7 @@ def serve(
 def _run_job(job: WriterJob, memory: StagingBuffer, count: Callable[[int], None]) -> JobResult:
     try:
         if isinstance(job, FinalizeJob):
-            return JobResult(finished=finalize_save(job, progress=count))
+            return JobResult(total_bytes=finalize_save(job, progress=count))
         if isinstance(job, PruneJob):
             return JobResult(pruned=job.run(progress=count))
         if isinstance(job, HashJob):

@@ -173,13 +173,3 @@ def _ranks(name: str) -> UploadRanks | None:
         return None
     store = dist.distributed_c10d._get_default_store()
     return UploadRanks(store=store, rank=own_rank(), world_size=number_of_ranks(), name=name)
-
-
-def load_with_storage(mirror: StorageMirror | None, read: Callable[[], LoadedCheckpoint]) -> LoadedCheckpoint:
-    """Return `mirror.load(read)`, or `read()` without a mirror."""
-    return read() if mirror is None else mirror.load(read)
-
-
-def new_mirror(config: CheckpointConfig, *, log: Callable[[str], object]) -> StorageMirror | None:
-    """Return the mirror of a run; None without `checkpoint.storage`."""
-    return None if config.storage is None else StorageMirror(config, log=log)

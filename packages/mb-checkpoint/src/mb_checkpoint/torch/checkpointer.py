@@ -13,38 +13,28 @@ from typing import Any
 
 from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_for_all_ranks
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.context import (
-    FailedSave,
-    LoadedCheckpoint,
-    SavedCheckpoint,
-    ScheduledSave,
-)
+from mb_checkpoint.context import FailedSave, LoadedCheckpoint, SavedCheckpoint, ScheduledSave
 from mb_checkpoint.errors import (
     CheckpointConfigError,
     CheckpointFolderError,
     CheckpointLayoutError,
     CheckpointNotFoundError,
-    CheckpointSaveError,
 )
 from mb_checkpoint.formats.layout import TRAIN_STATE
 from mb_checkpoint.formats.manifest import Manifest, read_manifest
 from mb_checkpoint.inspect.best import metric_entry
-from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.index import index_of_all_ranks
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.load.sources import Source, load_intact
 from mb_checkpoint.load.verified_reads import Verification
 from mb_checkpoint.rules import reject_violations
-from mb_checkpoint.save.async_save import AsyncSave
-from mb_checkpoint.save.background_writer import new_writer
 from mb_checkpoint.save.commit import open_staging
 from mb_checkpoint.save.finalize import FinalizeJob
-from mb_checkpoint.save.plan import SavePlan, cleaned_up, start_in_background, write_and_commit
-from mb_checkpoint.save.pruning import Pruning
+from mb_checkpoint.save.plan import SavePlan, cleaned_up
 from mb_checkpoint.save.retention import PruneJob
+from mb_checkpoint.save.saver import Saver
 from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.state.train_state import encode_train_state, read_train_state
-from mb_checkpoint.storage.mirror import load_with_storage, new_mirror
 from mb_checkpoint.torch.state import TorchState
 from mb_schema.versions import installed_versions
 
@@ -142,13 +132,15 @@ class TorchCheckpointer:
             )
         self._state = TorchState(state)
         self._log = log if own_rank() == 0 else _ignore
-        self._clock = clock
         self._planner = ShardSavePlanner(self._config)
-        self._writer = new_writer(self._config)
-        self._pending: AsyncSave | None = None
-        self._pruning = Pruning(self._log)
-        self._verified = VerifiedCache()
-        self._mirror = new_mirror(self._config, log=self._log)
+        self._saver = Saver(
+            self._config,
+            on_saved=self._report,
+            on_failed=lambda failed: self._log(failed.message),
+            warn=self._log,
+            log_storage=self._log,
+            clock=clock,
+        )
         self.loaded: LoadedCheckpoint | None = None
 
     def load(self, *, strict: bool = True) -> int:
@@ -165,14 +157,10 @@ class TorchCheckpointer:
             CheckpointShapeError, CheckpointLayoutError, CheckpointReadError: See `TorchState.load`.
             StorageError: See `StorageMirror.load`.
         """
-        self.loaded = load_with_storage(self._mirror, lambda: self._find_and_read(strict=strict))
+        self.loaded = self._saver.load(lambda: self._find_and_read(strict=strict))
         if self.loaded.path is not None:
-            if own_rank() == 0:  # which deletes old checkpoints
-                self._verified.trust(self.loaded.path)
             self._log(f"resumed from {self.loaded.path} at step {self.loaded.step}")
         for skipped in self.loaded.skipped:
-            if own_rank() == 0:
-                self._verified.distrust(skipped.path, skipped.reason)
             self._log(f"skipped {skipped.path}: {skipped.reason}")
         for note in self.loaded.notes:
             self._log(note)
@@ -222,21 +210,12 @@ class TorchCheckpointer:
             raise ValueError(
                 f"save: step={step} is negative, but it is the number of finished steps. Pass 0 or more."
             )
-        self.poll(blocking=True)
-        began = self._clock()
-        try:
-            plan = self._plan({**counters, "step": step}, began=began)
-            if self._writer is not None:
-                self._pending, scheduled = start_in_background(plan, self._writer, clock=self._clock)
-                return scheduled
-            saved = write_and_commit(plan, clock=self._clock)
-        except CheckpointSaveError as error:
-            root = Path(str(self._config.save))
-            failed = FailedSave(root=root, step=step, message=str(error), seconds=self._clock() - began)
-            return self._report_failure(failed, cause=error)
-        self._report(saved)
-        self._pruning.start(plan.job.pruning, None)
-        return saved
+        if self._config.save is None:
+            raise ValueError(
+                "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
+            )
+        root = Path(self._config.save)
+        return self._saver.save(root, step, lambda: self._plan(root, {**counters, "step": step}))
 
     def poll(self, *, blocking: bool = False) -> SavedCheckpoint | FailedSave | None:
         """Return the result of the save in the background, once; None while it is in progress, or if there is none.
@@ -247,25 +226,14 @@ class TorchCheckpointer:
         Raises:
             CheckpointSaveError: The save failed, and `on_save_error` is "raise".
         """
-        pending = self._pending
-        result = None if pending is None else pending.poll(blocking=blocking)
-        if pending is not None and result is not None:
-            self._pending = None
-            if isinstance(result, FailedSave):
-                return self._report_failure(result, cause=None)
-            self._report(result)
-            self._pruning.start(pending.pruning, self._writer)
-        self._pruning.poll(blocking=blocking)
-        return result
+        return self._saver.poll(blocking=blocking)
 
     def close(self) -> None:
         """Wait for the save and the copy to a storage in flight, and end the background process."""
         try:
-            self.poll(blocking=True)
-            if self._mirror is not None:
-                self._mirror.finish()
+            self._saver.poll(blocking=True, terminate=True)
         finally:
-            self._end_writer()
+            self._saver.close()
 
     def __enter__(self) -> "TorchCheckpointer":
         return self
@@ -277,16 +245,7 @@ class TorchCheckpointer:
         if kind is None:
             self.close()
         else:
-            self._pending = None
-            self._end_writer()
-            if self._mirror is not None:
-                self._mirror.stop()
-
-    def _end_writer(self) -> None:
-        self._pruning.cancel()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+            self._saver.close()
 
     def _read(
         self, chosen: SelectedCheckpoint, *, strict: bool, verification: Verification
@@ -312,14 +271,9 @@ class TorchCheckpointer:
             notes=tuple(notes),
         )
 
-    def _plan(self, counters: Mapping[str, int | float | bool], *, began: float) -> SavePlan:
+    def _plan(self, root: Path, counters: Mapping[str, int | float | bool]) -> SavePlan:
         """Collect the state of this rank, and assign each piece of it to one rank. Collective."""
         config, step = self._config, int(counters["step"])
-        if config.save is None:
-            raise ValueError(
-                "checkpoint.save: not set, so there is no folder to save to. Set it, or do not save."
-            )
-        root = Path(config.save)
         metric = None if config.best_metric is None else counters.get(config.best_metric)
         entries = self._state.entries(with_rng=config.save_rng)
         with cleaned_up(root, step):
@@ -348,23 +302,15 @@ class TorchCheckpointer:
                 step=step,
                 keep=-1 if config.most_recent_k is None else config.most_recent_k,
                 retain_interval=config.save_retain_interval,
-                verified=self._verified,
+                verified=self._saver.verified,
             ),
             checksum=config.checksum,
         )
         files = tuple(replace(file, checksum=config.checksum) for file in plan.files)
-        return SavePlan(job=job, files=files, rank=own_rank(), began=began)
+        return SavePlan(job=job, files=files)
 
     def _report(self, saved: SavedCheckpoint) -> None:
         self._log(f"saved {saved.path} ({saved.total_bytes / 2**20:.1f} MiB in {saved.seconds:.2f} s)")
-        if self._mirror is not None:
-            self._mirror.on_saved(saved.path)
-
-    def _report_failure(self, failed: FailedSave, *, cause: Exception | None) -> FailedSave:
-        if self._config.on_save_error == "raise":
-            raise CheckpointSaveError(failed.message) from cause
-        self._log(failed.message)
-        return failed
 
 
 def _ignore(_line: str) -> None: ...

@@ -119,10 +119,10 @@ def test_contents_are_read_once_and_only_before_a_deletion(tmp_path):
     prune(tmp_path, keep=3, protected=30, verified=verified)
     assert sizes == []
     prune(tmp_path, keep=2, protected=30, verified=verified)
-    first = len(sizes)
-    assert first > 0
+    assert len(sizes) > 0
     saved(tmp_path, 40)
-    verified.trust(tmp_path / "iter_0000040")
+    assert verified.problems(tmp_path / "iter_0000040") == []
+    first = len(sizes)
     prune(tmp_path, keep=2, protected=40, verified=verified)
     assert (len(sizes), list(steps_in(tmp_path))) == (first, [40, 30])
 
@@ -130,7 +130,7 @@ def test_contents_are_read_once_and_only_before_a_deletion(tmp_path):
 def test_the_cache_ignores_the_result_of_a_replaced_folder(tmp_path):
     verified, _ = saved(tmp_path, 10)
     folder = tmp_path / "iter_0000010"
-    verified.trust(folder)
+    assert verified.problems(folder) == []
     complete_checkpoint.flip_bit(folder)
     assert verified.problems(folder) == []
     saved(tmp_path, 11)

@@ -26,13 +26,8 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.rules import reject_violations
 from mb_checkpoint.save.background_writer import BackgroundWriter
 from mb_checkpoint.save.plan import SavePlan
-from mb_checkpoint.save.save import (
-    PlannerLike,
-    destination,
-    new_planner,
-    plan_save,
-    writing_group,
-)
+from mb_checkpoint.save.planner import PlannerLike
+from mb_checkpoint.save.save import destination, new_planner, plan_save, writing_group
 from mb_checkpoint.save.saver import Saver
 from mb_checkpoint.save.staged_size import estimate_staged_bytes
 from mb_checkpoint.state.train_state import step_in

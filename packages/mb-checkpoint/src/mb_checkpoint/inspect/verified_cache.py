@@ -24,10 +24,6 @@ class VerifiedCache:
         self._progress = progress
         self._known: dict[Path, tuple[str | None, tuple[str, ...]]] = {}
 
-    def trust(self, directory: Path) -> None:
-        """Record a checkpoint as intact because the caller has just written or loaded it and has hashed its files."""
-        self._known[directory.absolute()] = (_seal(directory), ())
-
     def distrust(self, directory: Path, reason: str) -> None:
         """Record a checkpoint as damaged because the caller has found it damaged."""
         self._known[directory.absolute()] = (_seal(directory), (reason,))

@@ -55,7 +55,7 @@ def load_run(
     align_chunk_positions(context.train_data_iterator)
     loaded = manager.loaded if isinstance(manager, LoadReporter) else None
     if isinstance(loaded, LoadedCheckpoint):
-        _log_loaded(loaded, log)
+        log_loaded(loaded, log)
         return loaded
     if step and not counters.step:
         name = f"{type(manager).__module__}.{type(manager).__qualname__}"
@@ -70,7 +70,8 @@ def load_run(
     return LoadedCheckpoint(source="resumed", step=counters.step, floating_point_operations_so_far=operations)
 
 
-def _log_loaded(loaded: LoadedCheckpoint, log: Callable[[str], object]) -> None:
+def log_loaded(loaded: LoadedCheckpoint, log: Callable[[str], object]) -> None:
+    """Log the checkpoints that a load has skipped, what it has not restored, and what it has loaded."""
     if loaded.source == "nothing":
         return
     for skipped in loaded.skipped:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.mcore import quiet
-from mb_checkpoint.save.write_plan import WritePlan, split_by_size
+from mb_checkpoint.save.planner import WritePlan, split_by_size
 from mb_checkpoint.save.writing import DataFile, Piece
 
 BACKEND = CheckpointingConfig("torch_dist", 1)

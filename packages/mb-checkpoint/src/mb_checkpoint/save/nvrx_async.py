@@ -24,8 +24,8 @@ from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
 from mb_checkpoint.save.background_writer import BackgroundWriter
 from mb_checkpoint.save.device_sync import wait_for_current_device
+from mb_checkpoint.save.planner import WritePlan
 from mb_checkpoint.save.worker import HashJob, JobResult, WriterJob
-from mb_checkpoint.save.write_plan import WritePlan
 from mb_checkpoint.save.writing import DataFile
 
 FAILURES = (OSError, RuntimeError, CheckpointException, CheckpointingException)
@@ -39,7 +39,7 @@ def is_available() -> bool:
 class NvrxWriter:
     """Planner and writer that delegates the data to nvidia-resiliency-ext and the commit to a writer of this package.
 
-    Matches `save.PlannerLike` and `async_save.BackgroundWriterLike`. Call all methods but `submit` on all ranks
+    Matches `planner.PlannerLike` and `async_save.BackgroundWriterLike`. Call all methods but `submit` on all ranks
     together: polls are collective while data is written, as that library requires.
 
     Args:

@@ -1,8 +1,8 @@
-"""Planned save: steps 3 to 8 of `save.py`, at once or in the background."""
+"""Planned save: steps 2 to 8 of `save.py`, in any layout, at once or in the background."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -10,17 +10,22 @@ import torch.distributed as dist
 from mb_checkpoint.collectives import (
     RanksFailedError,
     gather_on_rank_zero,
+    number_of_ranks,
     on_every_rank,
     on_rank_zero,
     own_rank,
 )
 from mb_checkpoint.context import SavedCheckpoint, describe_failure
 from mb_checkpoint.errors import CheckpointSaveError, cause_of
+from mb_checkpoint.formats.checksums import Checksum
 from mb_checkpoint.formats.layout import iteration_directory
+from mb_checkpoint.formats.manifest import Manifest
 from mb_checkpoint.save.async_save import AsyncSave, BackgroundWriterLike
-from mb_checkpoint.save.commit import discard
+from mb_checkpoint.save.commit import discard, open_staging
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob, finalize_save
+from mb_checkpoint.save.planner import WritePlan
+from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.writing import DataFile, write_files
 
 
@@ -32,6 +37,46 @@ class SavePlan:
     """Destination and commit."""
     files: tuple[DataFile, ...]
     """Data that this rank writes."""
+
+
+def stage_save(
+    root: Path,
+    facts: Manifest,
+    *,
+    plan: Callable[[Path], WritePlan],
+    write_small_files: Callable[[Path], object],
+    pruning: PruneJob,
+    checksum: Checksum,
+) -> SavePlan:
+    """Create the staging folder, assign each piece of the state to one rank, and write the small files. Collective.
+
+    Args:
+        root: Folder that receives the checkpoint.
+        facts: The manifest without the list of files.
+        plan: Called on all ranks with the staging folder; returns the data that this rank writes there.
+        write_small_files: Called on rank 0 with the staging folder.
+        pruning: Deletion of old checkpoints.
+        checksum: Algorithm of the checksums.
+
+    Raises:
+        CheckpointSaveError: Writing failed; the staging folder is removed.
+    """
+    # Two blocks, because there is no staging folder to remove until rank 0 has made it.
+    with cleaned_up(root, facts.step):
+        staging = on_rank_zero(lambda: open_staging(root, facts.step))
+    with cleaned_up(root, facts.step, staging):
+        planned = plan(staging)
+        on_rank_zero(lambda: write_small_files(staging))
+    job = FinalizeJob(
+        root=root,
+        staging=staging,
+        world_size=number_of_ranks(),
+        index=planned.index,
+        facts=facts,
+        pruning=pruning,
+        checksum=checksum,
+    )
+    return SavePlan(job=job, files=tuple(replace(file, checksum=checksum) for file in planned.files))
 
 
 def write_and_commit(plan: SavePlan, *, began: float, clock: Callable[[], float]) -> SavedCheckpoint:

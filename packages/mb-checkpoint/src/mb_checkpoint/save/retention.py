@@ -41,8 +41,8 @@ class PruneJob:
     retain_interval: int | None
     """Multiples of this step are never deleted."""
     verified: VerifiedCache = field(default_factory=VerifiedCache)
-    """Checkpoints that this run has found intact or damaged. Of the others only sizes are compared before old ones are
-    deleted: reading them would take longer than the save."""
+    """Checkpoints that this run has found damaged. Of the others only sizes are compared before old ones are deleted:
+    reading them would take longer than the save."""
 
     def run(self, *, progress: Callable[[int], object] = lambda _files: None) -> PruneResult:
         """Delete them. Arguments and errors as `prune`."""

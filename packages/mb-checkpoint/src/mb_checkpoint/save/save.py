@@ -2,10 +2,9 @@
 
 1. **Collect** (`state.py`): the state of this rank in the form of the layout. Collective, because it needs the
    state of all ranks at this step.
-2. **Stage** (`plan_save` here): create the hidden folder `.saving_iter_*` (`commit.open_staging`), assign each piece of
-   the state to one rank (`megatron/plan.py`, `shards.py`), and write the small files. A background save also copies
-   the tensors to host memory (`staging_buffer.py`), so that training can change them. A run without Megatron Core has
-   its own steps 1 and 2 (`torch/state.py`, `torch/checkpointer.py`); the others are the same (`plan.py`).
+2. **Stage** (`plan.stage_save`): create the hidden folder `.saving_iter_*` (`commit.open_staging`), assign each piece
+   of the state to one rank (`megatron/plan.py`, `planner.py`), and write the small files. A background save also copies
+   the tensors to host memory (`staging_buffer.py`), so that training can change them.
 3. **Write** (`writing.py`): each rank writes its data files, hashing them on the way, and fsyncs each one. A background
    save does this in the writer process (`background_writer.py`, `worker.py`).
 4. **Gather the results**: `collectives.on_every_rank` in a synchronous save; in a background save, the polls of
@@ -20,7 +19,8 @@
 9. **Prune** (`pruning.py`, `retention.py`): rank 0 deletes old checkpoints only now, so that a failed save never
    reduces their number, and once the save has been reported, so that no other rank waits for it.
 
-A process that dies before step 8 leaves the previous checkpoint current.
+A process that dies before step 8 leaves the previous checkpoint current. Steps 3 to 9 of the saves of one run, one at a
+time, are driven by `saver.Saver`. A run without Megatron Core differs only in step 1 (`torch/state.py`).
 """
 
 import logging
@@ -28,11 +28,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch.distributed as dist
-
-from mb_checkpoint.collectives import on_every_rank, on_rank_zero
+from mb_checkpoint.collectives import on_every_rank
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointSaveContext, SavedCheckpoint, StateLike
 from mb_checkpoint.formats.layout import RUN_CONFIG, TRAIN_STATE, non_persistent_roots
@@ -42,14 +40,11 @@ from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron import plan as mcore_plan
 from mb_checkpoint.megatron.groups import CheckpointGroups
-from mb_checkpoint.save.commit import open_staging
-from mb_checkpoint.save.finalize import FinalizeJob
-from mb_checkpoint.save.plan import SavePlan, cleaned_up, write_and_commit
+from mb_checkpoint.save.plan import SavePlan, stage_save, write_and_commit
+from mb_checkpoint.save.planner import PlannerLike, ShardSavePlanner, WritePlan
 from mb_checkpoint.save.pruning import Pruning
 from mb_checkpoint.save.retention import PruneJob
-from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.save.state import SaveState, collect_state
-from mb_checkpoint.save.write_plan import WritePlan
 from mb_checkpoint.save.writing import DataFile, Piece
 from mb_checkpoint.state.dataloader import encode_position, position_file_name, positioned
 from mb_checkpoint.state.train_state import encode_train_state
@@ -63,24 +58,11 @@ WRITERS = ("mb-checkpoint", "megatron-core", "torch")
 """Packages whose versions are recorded."""
 
 
-class PlannerLike(Protocol):
-    """Planner of a save; `mcore_plan.TorchDistSavePlanner` matches."""
-
-    def plan(
-        self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
-    ) -> WritePlan:
-        """Return the data that this rank writes. Collective."""
-
-
 def save_checkpoint(
     ctx: CheckpointSaveContext,
     config: CheckpointConfig,
     *,
     write_assets: Callable[[Path], None] | None = None,
-    planner: PlannerLike | None = None,
-    validate: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
-    verified: VerifiedCache | None = None,
 ) -> SavedCheckpoint:
     """Save a run; on return, the checkpoint is on the disk and the trackers name it.
 
@@ -91,11 +73,6 @@ def save_checkpoint(
         ctx: State to save.
         config: Destination and options.
         write_assets: Called on rank 0 with the folder, to add files such as those of the tokenizer.
-        planner: Planner with the plans of earlier saves; None creates one.
-        validate: Let Megatron check that the ranks' pieces cover each tensor exactly once.
-        clock: Monotonic clock in seconds.
-        verified: Checkpoints that this run has found intact or damaged, which decide the deletion of older ones; None:
-            none. Of the others only sizes are compared.
 
     Raises:
         CheckpointSaveError: Writing failed. Earlier checkpoints are unchanged, no tracker names an incomplete one, and
@@ -106,11 +83,11 @@ def save_checkpoint(
         NotImplementedError: `module_name` is set.
         ValueError: `config.save` is not set, or a non-persistent checkpoint is requested and its type is not set.
     """
-    began = clock()
+    began = time.perf_counter()
     plan = plan_save(
-        ctx, config, write_assets=write_assets, planner=planner, validate=validate, verified=verified
+        ctx, config, write_assets=write_assets, planner=None, validate=True, verified=VerifiedCache()
     )
-    saved = write_and_commit(plan, began=began, clock=clock)
+    saved = write_and_commit(plan, began=began, clock=time.perf_counter)
     Pruning(logger.warning).start(plan.job.pruning, None)
     return saved
 
@@ -153,39 +130,39 @@ def plan_save(
     write_assets: Callable[[Path], None] | None,
     planner: PlannerLike | None,
     validate: bool,
-    verified: VerifiedCache | None = None,
+    verified: VerifiedCache,
 ) -> SavePlan:
     """Run steps 1 and 2, which need all ranks and the current state; return what remains to be written.
 
-    Collective over all ranks. Arguments and errors as `save_checkpoint`.
+    Collective over all ranks. Arguments and errors as `save_checkpoint`. `planner` has the plans of earlier saves (None
+    creates one); with `validate`, Megatron checks that the ranks' pieces cover each tensor exactly once; `verified` has
+    the checkpoints that this run has found damaged, which do not count among those to keep.
     """
     root = destination(ctx, config)
     state = collect_state(ctx, config)
-    planner = planner or new_planner(config, state.groups)
-    # Two blocks, because there is no staging folder to remove until rank 0 has made it.
-    with cleaned_up(root, state.step):
-        staging = on_rank_zero(lambda: open_staging(root, state.step))
-    with cleaned_up(root, state.step, staging):
-        plan = planner.plan(state.entries, staging, metadata=state.metadata, validate=validate)
+    planned_by = planner or new_planner(config, state.groups)
+
+    def plan(staging: Path) -> WritePlan:
+        planned = planned_by.plan(state.entries, staging, metadata=state.metadata, validate=validate)
         position = on_every_rank(lambda: _position(ctx, state.groups, trust=config.trust))
-        on_rank_zero(lambda: _write_small_files(staging, ctx, config, state.counters, write_assets))
-    job = FinalizeJob(
-        root=root,
-        staging=staging,
-        world_size=dist.get_world_size(),
-        index=plan.index,
-        facts=_facts(ctx, config, state),
+        return replace(planned, files=(*planned.files, *position))
+
+    return stage_save(
+        root,
+        _facts(ctx, config, state),
+        plan=plan,
+        write_small_files=lambda staging: _write_small_files(
+            staging, ctx, config, state.counters, write_assets
+        ),
         pruning=PruneJob(
             root=root,
             step=state.step,
             keep=_number_to_keep(ctx, config),
             retain_interval=None if ctx.non_persistent_ckpt else config.save_retain_interval,
-            verified=verified or VerifiedCache(),
+            verified=verified,
         ),
         checksum=config.checksum,
     )
-    files = tuple(replace(file, checksum=config.checksum) for file in (*plan.files, *position))
-    return SavePlan(job=job, files=files)
 
 
 def destination(ctx: CheckpointSaveContext, config: CheckpointConfig) -> Path:

@@ -32,7 +32,7 @@ class Saver:
 
     Attributes:
         writer: Background process that writes; None: saves are written at once.
-        verified: Checkpoints that this run has found intact or damaged, on rank 0, which deletes old ones.
+        verified: Checkpoints that this run has found damaged, on rank 0, which deletes old ones.
 
     Raises:
         StorageError: See `open_storage`.
@@ -62,8 +62,6 @@ class Saver:
         """Return `read()`, or `StorageMirror.load(read)` with a storage; raises as they do. Collective."""
         loaded = read() if self._mirror is None else self._mirror.load(read)
         if own_rank() == 0:
-            if loaded.path is not None and self._config.verify_integrity:
-                self.verified.trust(loaded.path)
             for damaged in loaded.skipped:
                 self.verified.distrust(damaged.path, damaged.reason)
         return loaded

@@ -1,6 +1,6 @@
 """Checkpoints of any PyTorch loop: plain modules, DistributedDataParallel and fully_shard, without Megatron Core.
 
-The commit is that of `save.py`, from step 3 on. Torch is required; torch.distributed is used if it is initialized.
+The sequence of a save is that of `save.py`. Torch is required; torch.distributed is used if it is initialized.
 """
 
 import time
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mb_checkpoint.collectives import number_of_ranks, on_rank_zero, own_rank, read_for_all_ranks
+from mb_checkpoint.collectives import number_of_ranks, own_rank, read_for_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import FailedSave, LoadedCheckpoint, SavedCheckpoint, ScheduledSave
 from mb_checkpoint.errors import (
@@ -24,16 +24,15 @@ from mb_checkpoint.formats.layout import TRAIN_STATE
 from mb_checkpoint.formats.manifest import Manifest, read_manifest
 from mb_checkpoint.inspect.best import metric_entry
 from mb_checkpoint.load.index import index_of_all_ranks
+from mb_checkpoint.load.run_load import log_loaded
 from mb_checkpoint.load.select import SelectedCheckpoint, select_checkpoint
 from mb_checkpoint.load.sources import Source, load_intact
 from mb_checkpoint.load.verified_reads import Verification
 from mb_checkpoint.rules import reject_violations
-from mb_checkpoint.save.commit import open_staging
-from mb_checkpoint.save.finalize import FinalizeJob
-from mb_checkpoint.save.plan import SavePlan, cleaned_up
+from mb_checkpoint.save.plan import SavePlan, stage_save
+from mb_checkpoint.save.planner import ShardSavePlanner
 from mb_checkpoint.save.retention import PruneJob
 from mb_checkpoint.save.saver import Saver
-from mb_checkpoint.save.shards import ShardSavePlanner
 from mb_checkpoint.state.train_state import encode_train_state, read_train_state
 from mb_checkpoint.torch.state import TorchState
 from mb_schema.versions import installed_versions
@@ -158,12 +157,7 @@ class TorchCheckpointer:
             StorageError: See `StorageMirror.load`.
         """
         self.loaded = self._saver.load(lambda: self._find_and_read(strict=strict))
-        if self.loaded.path is not None:
-            self._log(f"resumed from {self.loaded.path} at step {self.loaded.step}")
-        for skipped in self.loaded.skipped:
-            self._log(f"skipped {skipped.path}: {skipped.reason}")
-        for note in self.loaded.notes:
-            self._log(note)
+        log_loaded(self.loaded, self._log)
         return self.loaded.step
 
     def _find_and_read(self, *, strict: bool) -> LoadedCheckpoint:
@@ -273,20 +267,13 @@ class TorchCheckpointer:
 
     def _plan(self, root: Path, counters: Mapping[str, int | float | bool]) -> SavePlan:
         """Collect the state of this rank, and assign each piece of it to one rank. Collective."""
-        config, step = self._config, int(counters["step"])
+        config = self._config
         metric = None if config.best_metric is None else counters.get(config.best_metric)
         entries = self._state.entries(with_rng=config.save_rng)
-        with cleaned_up(root, step):
-            staging = on_rank_zero(lambda: open_staging(root, step))
-        with cleaned_up(root, step, staging):
-            plan = self._planner.plan(entries, staging, metadata={}, validate=True)
-            on_rank_zero(lambda: (staging / TRAIN_STATE).write_bytes(encode_train_state(counters)))
-        job = FinalizeJob(
-            root=root,
-            staging=staging,
-            world_size=number_of_ranks(),
-            index=plan.index,
-            facts=Manifest(
+        step = int(counters["step"])
+        return stage_save(
+            root,
+            Manifest(
                 step=step,
                 files=(),
                 ckpt_format=FORMAT,
@@ -297,6 +284,10 @@ class TorchCheckpointer:
                 },
                 versions=installed_versions("mb-checkpoint", "torch"),
             ),
+            plan=lambda staging: self._planner.plan(entries, staging, metadata={}, validate=True),
+            write_small_files=lambda staging: (staging / TRAIN_STATE).write_bytes(
+                encode_train_state(counters)
+            ),
             pruning=PruneJob(
                 root=root,
                 step=step,
@@ -306,8 +297,6 @@ class TorchCheckpointer:
             ),
             checksum=config.checksum,
         )
-        files = tuple(replace(file, checksum=config.checksum) for file in plan.files)
-        return SavePlan(job=job, files=files)
 
     def _report(self, saved: SavedCheckpoint) -> None:
         self._log(f"saved {saved.path} ({saved.total_bytes / 2**20:.1f} MiB in {saved.seconds:.2f} s)")

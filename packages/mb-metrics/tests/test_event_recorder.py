@@ -87,6 +87,13 @@ def test_an_exception_in_a_step_is_a_failed_stop(events, recorder):
     assert list(read_event_rows(events))[-1] == {"event": "stop", "time": 1.0, "step": 3, "reason": "failed"}
 
 
+def test_a_loop_that_leaves_early_has_stopped(events, recorder):
+    with recorder:
+        recorder.on_train_start(context(0))
+        recorder.on_train_step_end(context(7))
+    assert list(read_event_rows(events))[-1] == {"event": "stop", "time": 1.0, "step": 7}
+
+
 def test_an_exception_after_training_fails_the_run(events, recorder):
     recorder.on_train_end(context(0, outcome=SimpleNamespace(reason="finished")))
     with pytest.raises(KeyError), recorder:

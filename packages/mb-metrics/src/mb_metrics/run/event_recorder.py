@@ -53,11 +53,15 @@ class EventRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write how the run ended, if it has started; a propagating exception counts as a failure."""
-        if self._stop is not None:
-            self._events.write("stop", **{**self._stop, **({} if error is None else {"reason": "failed"})})
-        elif error is not None and self._step is not None:
-            self._events.write("stop", step=self._step, reason="failed")
+        """Write how the run ended, if it has started; a propagating exception counts as a failure.
+
+        Without `on_train_end`, as in a loop that leaves early, the stop has no reason.
+        """
+        stop = self._stop
+        if stop is None and self._step is not None:
+            stop = {"step": self._step}
+        if stop is not None:
+            self._events.write("stop", **{**stop, **({} if error is None else {"reason": "failed"})})
 
     def on_train_start(self, context: MetricsContext) -> None:
         """Write the start or resume event: its duration, and the last step that a previous process recorded."""

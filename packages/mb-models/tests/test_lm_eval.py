@@ -178,7 +178,7 @@ def test_metrics_are_listed_by_task(ours, task_files):
 
 
 def test_a_special_token_that_is_a_stop_text_ends_the_text(ours):
-    request = SimpleNamespace(args=("ab", {"until": ["<end>"], "max_gen_toks": 9}))
+    request = SimpleNamespace(args=("ab", {"until": ["<end>"], "max_gen_toks": 9}), doc_id=0, repeats=1)
     [text] = ours.generate_until([request])
     end = CHARACTERS.index(text[5])
 
@@ -191,6 +191,18 @@ def test_a_special_token_that_is_a_stop_text_ends_the_text(ours):
 
     found = TrainedLM(ours._model, WithEnd()).generate_until([request])
     assert (len(text), found) == (9, [text[: text.index(text[5])]])
+
+
+def test_sampled_texts_do_not_depend_on_the_number_of_replicas(ours):
+    settings = {"temperature": 2.0, "max_gen_toks": 9}
+    documents = [SimpleNamespace(args=("ab", settings), doc_id=number, repeats=2) for number in range(4)]
+    alone, first, second = (
+        ours.generate_until([each for each in documents[start::step] for _ in range(2)])
+        for start, step in [(0, 1), (0, 2), (1, 2)]
+    )
+    assert first == [*alone[0:2], *alone[4:6]]
+    assert second == [*alone[2:4], *alone[6:8]]
+    assert len(set(alone)) == 8
 
 
 def test_examples_precede_each_question(ours, task_files):

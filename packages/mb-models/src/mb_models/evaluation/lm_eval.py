@@ -2,6 +2,7 @@
 
 import atexit
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
@@ -193,11 +194,18 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any], **_options: Any) -> list[str]:
         """Return the generated text of each request, up to the first of its stop texts.
 
+        A sampled text depends on its document and its number among the repeated ones, not on the number of replicas.
+
         Raises:
             SamplingOptionError: a task sets an unknown option, or a wrong value.
             mb_models.evaluation.generation.PromptError: a prompt is empty.
         """
-        prepared = [self._text_request(*request.args) for request in requests]
+        prepared: list[tuple[TextRequest, list[str]]] = []
+        copies: Counter[int] = Counter()
+        for request in requests:
+            stream = (request.doc_id or 0) * (request.repeats or 1) + copies[id(request)]
+            copies[id(request)] += 1  # lm_eval repeats the object
+            prepared.append(self._text_request(*request.args, stream=stream))
         continuations = self._model.continue_texts(
             [request for request, _ in prepared], progress=lambda count: self._progress("texts", count)
         )
@@ -237,7 +245,9 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             self.cache_hook.add_partial("loglikelihood", text, tuple(score))
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
-    def _text_request(self, context: str, settings: Mapping[str, Any]) -> tuple[TextRequest, list[str]]:
+    def _text_request(
+        self, context: str, settings: Mapping[str, Any], *, stream: int
+    ) -> tuple[TextRequest, list[str]]:
         options, stops = read_generation_options(settings)
         prompt_length = self.max_length - options.max_new_tokens
         prompt = self.tok_encode(context)
@@ -253,6 +263,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             prompt=prompt[-prompt_length:] if prompt_length > 0 else prompt,
             options=options,
             is_complete=is_complete,
+            stream=stream,
         )
         return request, stops
 

@@ -43,6 +43,8 @@ class TextRequest:
     options: SamplingOptions
     is_complete: Callable[[list[int]], bool] = field(default=lambda _tokens: False)
     """Called with the generated tokens after each; True ends the text."""
+    stream: int | None = None
+    """Number of its random stream, for a text that does not depend on the others; None: the position among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,12 @@ class BatchedModel:
         texts: list[list[int]] = [[] for _ in requests]
         by_length = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
         for batch in self._batches(by_length):
-            generators = {number: torch.Generator().manual_seed(seed + number) for number in batch}
+            generators = {}
+            for number in batch:
+                stream = requests[number].stream
+                generators[number] = torch.Generator().manual_seed(
+                    seed + (number if stream is None else stream)
+                )
             active = [number for number in batch if requests[number].options.max_new_tokens]
             while active:
                 windows = [

@@ -74,10 +74,12 @@ def test_the_page_lists_them_first_with_the_command_that_shows_the_data(tmp_path
     folder = tmp_path / "my run"
     run = noisy_run(folder, changes={100: {"lm loss": 9.0}})
     assert data_command(run, 100) is None  # a metrics file of another trainer
+    assert "Data of the step" not in report_html([run], now=BEGIN + 500)
     (folder / "run_config.yaml").write_text("train:\n  train_iters: 400\n")
     page = report_html([read_run(folder)], now=BEGIN + 500)
     first = page[page.index("<h2>") : page.index("<h2>Summary")]
     assert f"<code>mb data at &#x27;{folder}&#x27; --step 100</code>" in first
+    assert "Data of the step" in first
 
 
 def test_the_statistics_have_them_as_json(tmp_path):

@@ -59,7 +59,9 @@ def anomalies_html(anomalies: Sequence[Anomaly], run: RunHistory) -> str:
     """Return a table of the anomalies, each with the command that shows the data of its step."""
     if not anomalies:
         return ""
-    heads = '<tr><th scope="col">Step</th><th scope="col">What</th><th scope="col">Data of the step</th></tr>'
+    names = ["Step", "What", *(["Data of the step"] if data_command(run, anomalies[0].step) else [])]
+    cells = "".join(f'<th scope="col">{name}</th>' for name in names)
+    heads = f"<tr>{cells}</tr>"
     rows = [
         _anomaly_row(step, list(group), run)
         for step, group in groupby(anomalies, lambda anomaly: anomaly.step)
@@ -79,7 +81,7 @@ def _anomaly_row(step: int, anomalies: Sequence[Anomaly], run: RunHistory) -> st
     text = escape("; ".join(anomaly.text for anomaly in anomalies))
     return (
         f'<tr class="{anomalies[0].kind.lower()}"><td>{step:,}</td>'
-        f"<td>{text}</td><td>{_code(command) if command else ''}</td></tr>"
+        f"<td>{text}</td>{f'<td>{_code(command)}</td>' if command else ''}</tr>"
     )
 
 

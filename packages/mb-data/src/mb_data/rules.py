@@ -23,6 +23,7 @@ from mb_schema.rule_kinds import (
     SET,
     among,
     at_most,
+    config_rule,
     dataset_rule,
     in_range,
     one_of,
@@ -280,19 +281,15 @@ def _unreadable_split(split):
     return _parse_problem(split_matrix, split)
 
 
-@dataset_rule(
+@config_rule(
     "D120",
     why="a run opens them before its first step",
     fix="Correct the path or the file. Or check for another machine: mb check --gpu h100.",
-    fails={"dataloader_type": "single", "dataset_error": "dataset.sources: nowhere does not exist."},
+    fails={"dataset": {"sources": ["nowhere"]}, "dataset_error": "dataset.sources: nowhere does not exist."},
     passes={"dataset_error": None},
 )
-def _unreadable_files(dataloader_type, *, dataset_error):
-    return (
-        None
-        if dataset_error is None
-        else f"the files of the dataset cannot be read ({dataset_error.rstrip('.')})"
-    )
+def _unreadable_files(dataset, *, dataset_error):
+    return None if dataset_error is None else f"its files cannot be read ({dataset_error.rstrip('.')})"
 
 
 @validation_rule(

@@ -79,12 +79,16 @@ def test_objects_of_many_levels_pass_up_to_the_limit():
 
 def test_lists_of_numbers_take_less_time_than_a_reader_in_python():
     content = pickle.dumps([7 * number % 50_000 for number in range(200_000)])
-    seconds = []
-    for read in (check_pickle, pickle._loads):
-        began = time.process_time()
-        read(content)
-        seconds.append(time.process_time() - began)
-    assert seconds[0] < 0.7 * seconds[1]
+
+    def fastest(read):
+        times = []
+        for _ in range(7):  # a busy machine makes some of them slow
+            began = time.process_time()
+            read(content)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert fastest(check_pickle) < 0.7 * fastest(pickle._loads)
 
 
 def archive(content, *, name="archive/data.pkl", compression=zipfile.ZIP_STORED):

@@ -106,7 +106,7 @@ def export_run(
     if merge:
         require_adapters(config.peft)
     layers, checkpoint = HOST_LAYERS[family_of(section).name], saved.checkpoint.path
-    has_tokenizer = saved_tokenizer_file(checkpoint) is not None
+    carried, has_tokenizer = source or checkpoint, saved_tokenizer_file(checkpoint) is not None
     with (
         model_groups(World(), config, device=CPU) as groups,
         memory_mapped_model(section, groups=groups, layer_spec=layers, folder=out.parent) as chunk,
@@ -119,11 +119,11 @@ def export_run(
             pg_collection=groups,
             peft=config.peft,
             adapters_only=adapters,
-            carried=source or checkpoint,
+            carried=carried,
             tokenizer_vocab_size=saved.tokenizer().vocab_size if has_tokenizer else 0,
             padded_vocabulary=saved.padded_vocabulary,
             base=config.checkpoint.pretrained_checkpoint or "",
-            copy_files=partial(copy_tokenizer_files, checkpoint if has_tokenizer else source or checkpoint),
+            copy_files=partial(copy_tokenizer_files, checkpoint if has_tokenizer else carried),
             part=part,
             **options,
         )

@@ -1,12 +1,7 @@
 """Rules on the settings of the loop, checked before launch. Standard library only."""
 
-from functools import partial
-
-from mb_schema.rule_kinds import assigned, in_range, no_effect, section_rule
+from mb_schema.rule_kinds import assigned, in_range, model_rule, no_effect, train_rule
 from mb_schema.rules import Rule, rules_in
-
-model_rule = partial(section_rule, "model")
-train_rule = partial(section_rule, "train")
 
 
 @train_rule(

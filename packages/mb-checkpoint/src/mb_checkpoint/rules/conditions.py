@@ -15,13 +15,12 @@ from mb_checkpoint.formats.layout import (
 )
 from mb_checkpoint.storage.storage import open_storage
 from mb_schema.paths import exists, is_url, path_problem
-from mb_schema.rule_kinds import assigned, section_rule
+from mb_schema.rule_kinds import assigned, facts_rule, section_rule
 from mb_schema.rules import rules_in
 from mb_schema.secrets import is_secret_name
 from mb_schema.versions import release
 
 checkpoint_rule = partial(section_rule, "checkpoint")
-facts_rule = partial(section_rule, "facts")
 
 DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
 

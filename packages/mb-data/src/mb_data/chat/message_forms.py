@@ -14,13 +14,13 @@ Message = Mapping[str, Any]
 
 
 def readable_messages(
-    messages: Sequence[Message], *, render: Callable[[Sequence[Message]], str]
+    messages: Sequence[Message], *, render: Callable[[Sequence[Message]], Any]
 ) -> list[Message]:
     """Return the messages in the first form that a template reads; unchanged if they have one form alone.
 
     Args:
         messages: Messages with role and content.
-        render: Text of messages by the template.
+        render: Renders messages by the template; the result has the `text`.
 
     Raises:
         ChatTemplateError: The template reads none.
@@ -31,7 +31,7 @@ def readable_messages(
     errors: list[ChatTemplateError] = []
     for form in forms:
         try:
-            text = render(form)
+            text = render(form).text
         except ChatTemplateError as error:
             errors.append(error)
             continue

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mb_data.chat.encoding import (
@@ -53,18 +54,13 @@ def render_prompt(
             "--chat: the tokenizer of the run has no chat template. Set tokenizer.chat_template in a run, or leave out "
             "--chat and write the conversation as the model was trained on it."
         )
-    renderer = compile_template(template)
-
-    def render(form: Sequence[Mapping[str, Any]]) -> str:
-        rendered = renderer.render(
-            form,
-            tools=None,
-            arguments=templates.special_tokens,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return str(rendered.text)
-
-    return render(readable_messages(messages, render=render))
+    render = partial(
+        compile_template(template).render,
+        tools=None,
+        arguments=templates.special_tokens,
+        add_generation_prompt=add_generation_prompt,
+    )
+    return str(render(readable_messages(messages, render=render)).text)
 
 
 def end_of_answer(tokenizer: Tokenizer) -> int | None:

@@ -7,6 +7,7 @@ renderings: the conversation up to and including a message, and up to the prompt
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from mb_data.chat.encoding import chat_templates_of, encode_chat, final_special, special_names
@@ -89,6 +90,7 @@ class ChatEncoder:
             _require_plain_turns(row, location=location)
         conversation = parse_conversation(row, location=location, tools=self.options.tools)
         try:
+            conversation = self._readable(conversation)
             if self.options.sample_per_assistant_turn:
                 return [self._turn(conversation, number) for number in conversation.answers]
             return [self._complete(conversation)]
@@ -122,23 +124,27 @@ class ChatEncoder:
             return self._encode(view.text, view.marked[previous:])
         return self._encode(view.text, [self._answer_span(view, number)])
 
-    def _view(self, conversation: Conversation, *, count: int | None = None) -> "_View":
+    def _readable(self, conversation: Conversation) -> Conversation:
+        """Return a conversation with its messages in the form that its template reads."""
+        renderer, arguments = self._template_of(conversation)
+        render = partial(renderer.render, tools=conversation.tools, arguments=arguments)
+        return replace(conversation, messages=readable_messages(conversation.messages, render=render))
+
+    def _template_of(self, conversation: Conversation) -> tuple[Any, Mapping[str, Any]]:
+        """Return the compiled template of a conversation, and its further variables."""
         template = self.templates.select(has_tools=conversation.tools is not None)
         if template is None:
             raise ChatTemplateError(
                 "there is no template named default, but the conversation has no tools. Set tokenizer.chat_template"
             )
-        renderer = compile_template(template)
         arguments = {**self.templates.special_tokens, **self.options.chat_template_kwargs}
+        return compile_template(template), arguments
 
-        def render(messages: Sequence[Mapping[str, Any]]) -> str:
-            return str(renderer.render(messages, tools=conversation.tools, arguments=arguments).text)
-
+    def _view(self, conversation: Conversation, *, count: int | None = None) -> "_View":
+        renderer, arguments = self._template_of(conversation)
         return _View(
             renderer=renderer,
-            conversation=replace(
-                conversation, messages=readable_messages(conversation.messages, render=render)
-            ),
+            conversation=conversation,
             arguments=arguments,
             count=len(conversation.messages) if count is None else count,
         )

@@ -30,7 +30,8 @@ def copying_where_not_compiled(get_share_storage: Function) -> Function:
     """
 
     @functools.cache
-    def function() -> Function:
+    @functools.wraps(get_share_storage)
+    def patched() -> Function:
         import torch
 
         if not torch.cuda.is_available():
@@ -47,7 +48,7 @@ def copying_where_not_compiled(get_share_storage: Function) -> Function:
             return copy_storage
         return compiled
 
-    return functools.wraps(get_share_storage)(lambda: function())
+    return patched
 
 
 def copy_storage(output: Any, recomputed: Any) -> None:

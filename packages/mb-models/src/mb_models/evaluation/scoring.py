@@ -144,14 +144,10 @@ class BatchedModel:
                 "--bos where the tokenizer has a beginning-of-sequence token."
             )
         texts: list[list[int]] = [[] for _ in requests]
+        streams = [at if each.stream is None else each.stream for at, each in enumerate(requests)]
         by_length = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
         for batch in self._batches(by_length):
-            generators = {}
-            for number in batch:
-                stream = requests[number].stream
-                generators[number] = torch.Generator().manual_seed(
-                    seed + (number if stream is None else stream)
-                )
+            generators = {number: torch.Generator().manual_seed(seed + streams[number]) for number in batch}
             active = [number for number in batch if requests[number].options.max_new_tokens]
             while active:
                 windows = [

@@ -101,7 +101,7 @@ def test_the_ladders_and_the_peers_are_in_the_table_with_what_decides_first(tmp_
         ),
         *(f"peer.llama_1400m.{name}" for name in ("nanogpt", "torchtitan", "megatron_bridge")),
     }
-    others = {"kernels.350m.perf", "kernels.llama_1400m.perf", "in_turn.350m"}
+    others = {*(f"kernels.{shape}.perf" for shape in ("350m", "llama_1400m", "moe_1b")), "in_turn.350m"}
     assert ({*found}, len(found)) == (ladders | peers | others, len(found))
     assert found[0] == "ladder.llama_1400m.perf"
     assert found.index("ladder.350m.perf") < found.index("ladder.350m.eager")

@@ -1,4 +1,4 @@
-"""Rows that measure speed: a ladder of settings on three models, and other trainers on the same shapes."""
+"""Rows that measure speed: a ladder of settings on four models, and other trainers on the same shapes."""
 
 import json
 import os
@@ -28,9 +28,10 @@ SPLIT = "split-along-dim"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedShape:
-    """Shape of a model and of its batch: GPT-2, or Llama with an `ffn`."""
+    """Shape of a model and of its batch: GPT-2, Llama with an `ffn`, or that of another recipe."""
 
     name: str
+    recipe: str = "gpt_350m"
     layers: int
     hidden: int
     heads: int
@@ -43,7 +44,7 @@ class SpeedShape:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides of the recipe gpt_350m."""
+        """Overrides of the recipe."""
         values: dict[str, Any] = {
             "model.num_layers": self.layers,
             "model.hidden_size": self.hidden,
@@ -107,6 +108,18 @@ LLAMA_SHAPE = SpeedShape(
     global_batch_size=8,
 )
 """1.36 billion parameters in the shape of Llama, four microbatches."""
+EXPERTS = SpeedShape(
+    name="moe_1b",
+    recipe="moe_1b",
+    layers=24,
+    hidden=1024,
+    heads=16,
+    seq_length=4096,
+    vocab_size=49_155,
+    micro_batch_size=2,
+    global_batch_size=8,
+)
+"""1.3 billion parameters, 400 million per token: 32 experts, 8 of them for a token."""
 TINY = SpeedShape(
     name="tiny",
     layers=1,
@@ -177,12 +190,26 @@ LLAMA_LADDER: Mapping[str, tuple[str, ...]] = {
     "without_graphs": (*PERF, *WITHOUT_GRAPHS),
 }
 """The same for the shape of Llama."""
+EXPERTS_LADDER: Mapping[str, tuple[str, ...]] = {
+    "perf": PERF,
+    "perf_again": PERF,
+    "part_graphs": (
+        *PERF,
+        *LAYER_GRAPHS,
+        "model.cuda_graph_modules=[attn,moe_router,moe_preprocess]",
+        *RANDOM,
+    ),
+    "router_fusion": (*PERF, "model.moe_router_fusion=true"),
+    "torch_permutation": (*PERF, "model.moe_permute_fusion=false"),
+    "fp8_current": (*PERF, FP8.format("current")),
+}
+"""The same with experts, where `perf` takes no graphs on Hopper in BF16: the host waits for the counts of tokens."""
 UNCORRECTED = {"concatenated_gradients": {"MB_GUARD": f"-{SPLIT}"}}
 """Steps whose environment leaves a fault of Megatron Core as it is."""
-SHAPES = (SMALL, LLAMA_SHAPE, GPT_3)
 LADDERS = {
-    SMALL: LADDER,
     LLAMA_SHAPE: LLAMA_LADDER,
+    SMALL: LADDER,
+    EXPERTS: EXPERTS_LADDER,
     GPT_3: {name: LADDER[name] for name in ("perf", "eager")},
 }
 DECISIVE = {
@@ -195,6 +222,7 @@ DECISIVE = {
         "op_fuser",
         "residual_rmsnorm",
     ),
+    EXPERTS: ("perf", "part_graphs", "router_fusion"),
 }
 """Steps of the ladder that decide what `perf` sets, and what a user may gain with the size of microbatches."""
 
@@ -213,6 +241,8 @@ def speed_rows(peers: Path | None = None) -> list[Row]:
         kernels_row(LLAMA_SHAPE),
         *(ladder_row(SMALL, step, dry=step == "perf") for step in DECISIVE[SMALL]),
         kernels_row(SMALL),
+        *(ladder_row(EXPERTS, step) for step in DECISIVE[EXPERTS]),
+        kernels_row(EXPERTS),
         *bridge,
         *(peer_row(LLAMA_SHAPE, program) for program in programs if program not in gpt_only),
         *(peer_row(SMALL, program, dry=program.parent == PEERS) for program in programs),
@@ -226,8 +256,8 @@ def further_speed_rows(peers: Path | None = None) -> list[Row]:
     return [
         *(
             ladder_row(shape, step)
-            for shape in (LLAMA_SHAPE, SMALL, GPT_3)
-            for step in LADDERS[shape]
+            for shape, ladder in LADDERS.items()
+            for step in ladder
             if step not in DECISIVE.get(shape, ())
         ),
         *(peer_row(GPT_3, program) for program in programs),
@@ -242,7 +272,7 @@ def programs_of(peers: Path | None) -> list[Path]:
 
 def ladder_words(shape: SpeedShape, settings: Sequence[str], gpu: str) -> list[str]:
     """Return recipe and overrides of a step of the ladder."""
-    return ["gpt_350m", *shape.overrides, *COMMON, *(each.format(gpu=gpu) for each in settings)]
+    return [shape.recipe, *shape.overrides, *COMMON, *(each.format(gpu=gpu) for each in settings)]
 
 
 def ladder_row(shape: SpeedShape, step: str, *, dry: bool = False) -> Row:

@@ -22,7 +22,8 @@ class RNGConfig(Section):
     """Use the RNG tracker for inference."""
 
     data_parallel_random_init: bool = False
-    """Initialize each data-parallel replica with different weights."""
+    """Derive a separate seed for each data-parallel replica, so that dropout draws different masks in each; the weights
+    of the first replica are copied to the others. False: all replicas draw the same masks, as in Megatron-LM."""
 
 
 @dataclass(kw_only=True)

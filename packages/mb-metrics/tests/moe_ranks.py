@@ -19,7 +19,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_host.megatron.layers import host_block_spec
-from mb_metrics import LoggerConfig, Metrics, expert_metrics, prediction_metrics, training_log
+from mb_metrics import LoggerConfig, Metrics, Sink, expert_metrics, prediction_metrics, training_log
 from mb_metrics.mcore import megatron_expert_tracker, megatron_prediction_tracker
 
 VOCABULARY, SEQUENCE, MICROBATCHES = 96, 32, 2
@@ -108,7 +108,7 @@ def _forward(numbers, model):
     return losses, lambda output: (output.mean(), {})
 
 
-class _Rows:
+class _Rows(Sink):
     """A sink that stores the metrics of each step."""
 
     def __init__(self):
@@ -116,15 +116,6 @@ class _Rows:
 
     def write_rows(self, rows):
         self.values += [dict(row.values) for row in rows]
-
-    def write_interval(self, interval):
-        pass
-
-    def write_evaluation(self, evaluation):
-        pass
-
-    def close(self):
-        pass
 
 
 def log_two_steps():

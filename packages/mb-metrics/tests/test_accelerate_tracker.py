@@ -52,14 +52,15 @@ def test_what_cannot_be_recorded_is_left_out_with_a_line(accelerator, recorder, 
     assert caplog.messages == ["metrics: list, note not recorded: no numbers"]
 
 
-def test_metrics_of_a_recorded_step_are_left_out_with_a_line(recorder, caplog):
+@pytest.mark.parametrize(("recorded", "late"), [(2, 1), (0, 0)])
+def test_metrics_of_a_recorded_step_are_left_out_with_a_line(recorder, caplog, recorded, late):
     tracker = AccelerateTracker(metrics := Metrics([recorder], log_interval=2))
-    tracker.log({"loss": 2.0}, step=2)
+    tracker.log({"loss": 2.0}, step=recorded)
     tracker._logger.flush()
-    tracker.log({"val": 3.0}, step=1)
+    tracker.log({"val": 3.0}, step=late)
     metrics.close()
-    assert recorder.steps == [2]
-    assert caplog.messages == ["metrics: val not recorded: of step 1, which came after step 2"]
+    assert recorder.steps == [recorded]
+    assert caplog.messages == [f"metrics: val not recorded: of step {late}, which came after step {recorded}"]
 
 
 def test_steps_may_count_from_0_and_be_of_another_library(accelerator, recorder, caplog):
@@ -71,13 +72,3 @@ def test_steps_may_count_from_0_and_be_of_another_library(accelerator, recorder,
     assert caplog.messages == [
         f"metrics: loss not recorded: of step {step!r}, which is no integer" for step in (2.5, "3")
     ]
-
-
-def test_step_0_is_recorded_once(recorder, caplog):
-    tracker = AccelerateTracker(metrics := Metrics([recorder], log_interval=2))
-    tracker.log({"loss": 2.0}, step=0)
-    tracker._logger.flush()
-    tracker.log({"val": 3.0}, step=0)
-    metrics.close()
-    assert recorder.steps == [0]
-    assert caplog.messages == ["metrics: val not recorded: of step 0, which came after step 0"]

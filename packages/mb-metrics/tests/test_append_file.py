@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import shutil
 from pathlib import Path
 from threading import Lock
@@ -10,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from mb_metrics.run.events import EventLog, read_event_rows
 from mb_metrics.sinks.append_file import MAX_KEPT, AppendFile, LineFile
 
 
@@ -123,18 +121,6 @@ def test_a_folder_that_was_deleted_and_made_again_receives_the_lines(tmp_path):
     folder.mkdir()
     file.append("two")
     assert (folder / "log.txt").read_text() == "one\ntwo\n"
-
-
-def test_events_are_written_when_there_is_space_again(disk, tmp_path, caplog):
-    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 1.0)
-    disk.free = 5
-    with caplog.at_level(logging.WARNING):
-        log.write("start", step=0)
-    assert "events.jsonl: no space left on device; its lines are kept in memory" in caplog.text
-    assert list(read_event_rows(tmp_path / "events.jsonl")) == []
-    disk.free = None
-    log.write("stop", step=2)
-    assert [row["event"] for row in read_event_rows(tmp_path / "events.jsonl")] == ["start", "stop"]
 
 
 def test_a_full_disk_does_not_stop_the_output_of_a_rank(disk, tmp_path, capsys):

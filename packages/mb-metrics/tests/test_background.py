@@ -123,17 +123,40 @@ def test_after_transient_errors_every_step_arrives_once_and_in_order(errors, ste
     assert sink.steps == list(range(1, steps + 1))
 
 
-def test_a_full_queue_drops_the_oldest_and_warns_once(caplog):
+def blocked(calls, **settings):
+    """Write steps in some calls while the sink is blocked by the first; return the written steps and the failure."""
     gate = Gate()
-    background = BackgroundSink(gate, capacity=3)
+    background = BackgroundSink(gate, **settings)
     background.write_rows([row(1)])
-    gate.entered.wait(30)  # the first is in flight
-    for step in range(2, 8):
-        background.write_rows([row(step)])
+    gate.entered.wait(30)
+    for rows in calls:
+        background.write_rows(rows)
+    background.fail()
     gate.opened.set()
     background.close()
-    (failure,) = background.failures
-    assert (gate.steps, failure.dropped, failure.first) == ([1, 5, 6, 7], 3, None)
+    return gate.steps, background.failures[0]
+
+
+WIDE = [[replace(row(step), values={"a": 1.0, "b": 2.0, "c": 3.0})] for step in range(2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "capacity", "counts", "written"),
+    [
+        (WIDE, 7, "values", [1, 6, 7]),  # two of three values
+        (WIDE, 3, "records", [1, 5, 6, 7]),
+        # the newest call, whatever its size: the summary of an interval, and the end of the run, follow it at once
+        ([[row(2), row(3)], [row(4), row(5)]], 1, "values", [1, 4, 5]),
+    ],
+)
+def test_a_queue_is_as_long_as_its_capacity_allows(calls, capacity, counts, written):
+    steps, failure = blocked(calls, capacity=capacity, counts=counts)
+    assert (steps, failure.dropped) == (written, 1 + sum(map(len, calls)) - len(written))
+
+
+def test_a_full_queue_drops_the_oldest_and_warns_once(caplog):
+    steps, failure = blocked([[row(step)] for step in range(2, 8)], capacity=3)
+    assert (steps, failure.dropped, failure.first) == ([1, 5, 6, 7], 3, None)
     assert caplog.messages == [
         "metrics: Gate is too slow or down; the queue is full and the oldest records are dropped"
     ]
@@ -206,42 +229,3 @@ def test_files_and_a_failed_run_reach_a_sink_that_supports_them(recorder):
 def test_a_queue_needs_a_positive_capacity():
     with pytest.raises(ValueError, match="capacity=0"):
         BackgroundSink(Gate(), capacity=0)
-
-
-def test_a_queue_is_as_long_as_its_values_allow():
-    """Rows of three values: two of them fit a queue of seven."""
-    gate = Gate()
-    background = BackgroundSink(gate, capacity=7)
-    background.write_rows([row(1)])
-    gate.entered.wait(30)  # the first is in flight
-    for step in range(2, 8):
-        background.write_rows([replace(row(step), values={"a": 1.0, "b": 2.0, "c": 3.0})])
-    gate.opened.set()
-    background.close()
-    assert (gate.steps, background.failures[0].dropped) == ([1, 6, 7], 4)
-
-
-def test_the_newest_call_is_kept_whatever_its_size():
-    """The summary of an interval, and the end of the run, follow its rows at once."""
-    gate = Gate()
-    background = BackgroundSink(gate, capacity=1)
-    background.write_rows([row(1)])
-    gate.entered.wait(30)  # the first is in flight
-    background.write_rows([row(2), row(3)])
-    background.write_rows([row(4), row(5)])
-    background.fail()
-    gate.opened.set()
-    background.close()
-    assert (gate.steps, background.failures[0].dropped) == ([1, 4, 5], 2)
-
-
-def test_a_queue_of_records_does_not_count_their_values():
-    gate = Gate()
-    background = BackgroundSink(gate, capacity=3, counts="records")
-    background.write_rows([row(1)])
-    gate.entered.wait(30)  # the first is in flight
-    for step in range(2, 6):
-        background.write_rows([replace(row(step), values={"a": 1.0, "b": 2.0, "c": 3.0})])
-    gate.opened.set()
-    background.close()
-    assert (gate.steps, background.failures[0].dropped) == ([1, 3, 4, 5], 1)

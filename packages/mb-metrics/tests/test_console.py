@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from mb_metrics import ConsoleSink, Evaluation, LogInterval, Metrics, MetricsRow
 from mb_metrics.recorder.record import ThroughputRates
-from mb_metrics.sinks.console import iteration_line, short_line, step_time_line
+from mb_metrics.sinks.console import (
+    evaluation_line,
+    iteration_line,
+    short_evaluation_line,
+    short_line,
+    step_time_line,
+)
 
 # What CloudAI looks for, ignoring case.
 CLOUDAI = re.compile(
@@ -200,3 +206,18 @@ def test_the_short_line_of_an_evaluation():
 def test_an_unknown_format_is_an_error():
     with pytest.raises(ValueError, match=r"unknown format 'long'.*'short' and 'megatron'"):
         ConsoleSink(format="long")
+
+
+def test_the_exponential_of_an_accuracy_is_no_perplexity():
+    losses = {"lm loss": 2.0, "accuracy": 0.5}
+    evaluation = Evaluation(step=3, time=0.0, losses=losses, consumed_samples=None)
+    assert evaluation.values == {
+        "lm loss validation": 2.0,
+        "lm loss validation ppl": math.exp(2),
+        "accuracy validation": 0.5,
+    }
+    assert evaluation_line(evaluation) == (
+        " validation loss at iteration 3 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 |"
+        " accuracy value: 5.000000E-01 |"
+    )
+    assert short_evaluation_line(evaluation).count("perplexity") == 1

@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 
 from mb_metrics import expert_metrics, prediction_metrics  # noqa: E402
 from mb_metrics.flops.model_shape import FlopsModelShape  # noqa: E402
-from mb_metrics.names import is_loss  # noqa: E402
 from mb_metrics.recorder.auxiliary_losses import expert_layers, tracked_names  # noqa: E402
 
 MODEL = {"num_layers": 4, "num_moe_experts": 8, "moe_aux_loss_coeff": 0.01}
@@ -101,11 +100,6 @@ def test_predictions_come_under_their_names():
             writer.add_scalar("mtp_1 loss", torch.tensor(6.0) * loss_scale, iteration)
 
     assert prediction_metrics(Predictions(), microbatches=3) == {"mtp_1 loss": torch.tensor(2.0)}
-
-
-def test_balancing_losses_are_losses_and_acceptance_rates_are_not():
-    found = ["load_balancing_loss", "z_loss", "mtp_1 loss", "mtp_1_acceptance_rate"]
-    assert [is_loss(name) for name in found] == [True, True, True, False]
 
 
 def test_on_megatrons_model_every_rank_of_every_stage_gets_the_same_losses(four_ranks):

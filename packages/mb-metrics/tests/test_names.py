@@ -106,7 +106,9 @@ RATES = (
 NORMS = ("grad-norm", "grad_norm", "train/grad_norm", "gradient_norm")
 
 
-@pytest.mark.parametrize("name", [*RATES, *NORMS, "epoch", "iter", "moe/z_loss_layer_0", "memory/loss"])
+@pytest.mark.parametrize(
+    "name", [*RATES, *NORMS, "epoch", "moe/z_loss_layer_0", "memory/loss", "mtp_1_acceptance_rate"]
+)
 def test_names_that_are_no_loss(name):
     assert not is_loss(name)
     assert not is_averaged(name)

@@ -64,20 +64,6 @@ def test_messages_name_the_values():
     assert messages["L05"] == "must be at least 1 (log_interval=0)"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [mb_metrics.config, mb_metrics.rules, mb_metrics.profiling.config, mb_metrics.profiling.rules],
-)
-def test_config_and_rules_import_the_standard_library_only(module):
-    tree = ast.parse(inspect.getsource(module))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {
-        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-    }
-    allowed = sys.stdlib_module_names | {"mb_metrics", "mb_schema"}
-    assert {name.partition(".")[0] for name in imported} <= allowed
-
-
 @pytest.mark.parametrize("module", [mb_metrics.config, mb_metrics.profiling.config])
 def test_every_field_has_a_docstring(module):
     for section in (

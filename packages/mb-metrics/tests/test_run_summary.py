@@ -1,9 +1,12 @@
-"""Last lines of a run."""
+"""Last lines of a run: what was trained, and where its files are."""
 
 import math
 from types import SimpleNamespace
 
+import pytest
+
 from mb_metrics import RunSummary
+from mb_metrics.run.summary import location_lines
 
 
 def context(*, step=0, losses=None, tokens=None, samples=8):
@@ -51,3 +54,19 @@ def test_the_clock_stops_when_the_device_is_done():
     summary.on_train_step_end(context(tokens=512))
     clock[0] = 1.0
     assert "512 tokens in 40.0 s (13 tokens/s)" in next(summary.lines())
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "last"),
+    [
+        ("a/checkpoints", ["  checkpoints          a/checkpoints", "  resume with          mb pretrain"]),
+        (None, ["  checkpoints          none (checkpoint.save is null)"]),
+    ],
+)
+def test_only_existing_files_are_listed_and_resumed_from(tmp_path, checkpoints, last):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.touch()
+    lines = location_lines(
+        [metrics, tmp_path / "tensorboard"], checkpoints=checkpoints, resume_command="mb pretrain"
+    )
+    assert list(lines) == [f"  metrics              {metrics}", *last]

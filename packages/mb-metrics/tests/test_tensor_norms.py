@@ -103,17 +103,6 @@ def test_other_steps_have_no_hooks_and_write_nothing(tmp_path, model):
     assert (len(file.read_text().splitlines()), len(model[0]._forward_hooks)) == (1, 0)
 
 
-def test_gradients_are_those_without_the_loss_scale(tmp_path, model):
-    file = tmp_path / "tensor_norms.jsonl"
-    norms = norms_of(model, file)
-    scaled = SimpleNamespace(get_loss_scale=lambda: 4.0)
-    norms.on_train_step_start(context(1))
-    (4.0 * model(torch.ones(1, 3)).sum()).backward()
-    norms.on_before_optimizer_step(context(1, scaled))
-    norms.on_train_step_end(context(2))
-    assert json.loads(file.read_text())["gradients"]["0.bias"] == pytest.approx(math.sqrt(16))
-
-
 def test_nothing_is_built_without_steps():
     assert (
         build_tensor_norms(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mb_metrics import Metrics, TrainingMetrics
+from mb_metrics import Metrics, Sink, TrainingMetrics
 
 NOT_MEASURED = dict.fromkeys(
     ("learning_rate", "decoupled_learning_rate", "grad_norm", "num_zeros_in_grad", "max_attention_logit")
@@ -25,26 +25,14 @@ def context(result=None, *, step=0, skipped=0, **fields):
     return SimpleNamespace(state=SimpleNamespace(train_state=counters), result=result, **given)
 
 
-class Files:
-    """Sink that stores the steps flushed to it and the names of files."""
+class Files(Sink):
+    """Sink that stores the names of files."""
 
     def __init__(self):
-        self.steps, self.names = [], []
-
-    def write_rows(self, rows):
-        self.steps += [row.step for row in rows]
-
-    def write_interval(self, interval):
-        """Ignore summaries."""
-
-    def write_evaluation(self, evaluation):
-        """Ignore evaluations."""
+        self.names = []
 
     def write_file(self, path, name):
         self.names.append(name)
-
-    def close(self):
-        """Do nothing."""
 
 
 def recorded(recorder, result, *, skipped=0, **settings):

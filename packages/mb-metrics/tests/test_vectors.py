@@ -4,30 +4,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mb_metrics import Metrics, Sink  # noqa: E402
+from mb_metrics import Metrics  # noqa: E402
 
 
-class Rows(Sink):
-    """Sink that keeps the rows."""
-
-    def __init__(self):
-        self.rows = []
-
-    def write_rows(self, rows):
-        self.rows += rows
-
-
-def test_a_vector_is_recorded_under_its_names():
-    sink, loads = Rows(), torch.tensor([0.25, 0.75])
-    with Metrics([sink], log_interval=1) as metrics:
+def test_a_vector_is_recorded_under_its_names(recorder):
+    loads = torch.tensor([0.25, 0.75])
+    with Metrics([recorder], log_interval=1) as metrics:
         metrics.record(1, {"loss": torch.tensor(2.0), ("load/0", "load/1"): loads, "lr": 0.5})
         loads.zero_()  # the values were copied
-    assert {name: sink.rows[0].values[name] for name in ("loss", "load/0", "load/1", "lr")} == {
-        "loss": 2.0,
-        "load/0": 0.25,
-        "load/1": 0.75,
-        "lr": 0.5,
-    }
+    recorded = {"loss": 2.0, "load/0": 0.25, "load/1": 0.75, "lr": 0.5}
+    assert recorded.items() <= recorder.rows[0].values.items()
 
 
 @pytest.mark.parametrize(
@@ -38,6 +24,6 @@ def test_a_vector_is_recorded_under_its_names():
         (("a", "b"), [1.0, 2.0], TypeError, r"the value of 2 names is a list"),
     ],
 )
-def test_a_vector_without_an_element_for_each_name_is_rejected(names, vector, error, message):
-    with Metrics([Rows()]) as metrics, pytest.raises(error, match=message):
+def test_a_vector_without_an_element_for_each_name_is_rejected(recorder, names, vector, error, message):
+    with Metrics([recorder]) as metrics, pytest.raises(error, match=message):
         metrics.record(1, {names: vector})

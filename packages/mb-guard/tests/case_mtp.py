@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper, roll_tensor
 from tiny_gpt import LENGTH, batch, gpt, gradients, relative, rows, start
 
 import mb_guard
@@ -54,3 +55,26 @@ def logged(fault: str | None) -> tuple[float, float]:
             MTPLossLoggingHelper.clean_metrics_in_tracker()
             found.append(float(values["mtp_1 loss"]))
     return found[1], found[0]
+
+
+def rolled(fault: str | None) -> tuple[list[int], list[int]]:
+    """Return tokens of this context-parallel rank that were rolled, and the same from each sequence by itself.
+
+    Sequences of 5 and 3 tokens are in places of 8.
+    """
+    ranks = torch.distributed.get_world_size()
+    start(context_parallel_size=ranks)
+    group = parallel_state.get_context_parallel_group()
+    pack = torch.tensor([[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 0, 0, 0, 0, 0]])
+    ahead = torch.tensor([[2, 3, 4, 5, 0, 0, 0, 0], [7, 8, 0, 0, 0, 0, 0, 0]])
+
+    def part(whole: torch.Tensor) -> torch.Tensor:
+        chunks = whole.chunk(2 * ranks, dim=1)  # of each sequence
+        return torch.cat((chunks[group.rank()], chunks[-1 - group.rank()]), dim=1).reshape(1, -1)
+
+    borders = {"cu_seqlens_q": torch.tensor([0, 5, 8]), "cu_seqlens_q_padded": torch.tensor([0, 8, 16])}
+    with mb_guard.without(fault) if fault else nullcontext():
+        found, _ = roll_tensor(
+            part(pack), cp_group=group, packed_seq_params=PackedSeqParams(qkv_format="thd", **borders)
+        )
+    return found[0].tolist(), part(ahead)[0].tolist()

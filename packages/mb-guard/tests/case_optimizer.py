@@ -149,3 +149,18 @@ def weights_after_a_save() -> bool:
         before = [each.detach().clone() for each in run.gpt.parameters()]
         run.state("fully_reshardable", is_loading=False)
         return all(torch.equal(*pair) for pair in zip(before, run.gpt.parameters(), strict=True))
+
+
+def reloaded(fault: str | None, precision_aware: bool) -> float:
+    """Return how far an update with a learning rate of 0 moves weights that were loaded without the optimizer."""
+    with weights_on_a_device(), mb_guard.without(fault) if fault else nullcontext():
+        run = Run(seed=1, **{**OFFLOAD, "use_precision_aware_optimizer": precision_aware})
+        for group in run.optimizer.param_groups:
+            group["lr"] = 0.0
+        for each in run.gpt.parameters():
+            each.data.uniform_(-0.02, 0.02)
+        loaded = [each.detach().clone() for each in run.gpt.parameters()]
+        run.optimizer.reload_model_params()
+        run.step(0)
+        moved = [(a - b).abs().max() for a, b in zip(run.gpt.parameters(), loaded, strict=True)]
+    return float(torch.stack(moved).max().detach())

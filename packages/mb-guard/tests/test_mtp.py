@@ -22,3 +22,11 @@ def test_the_logged_loss_is_a_mean_over_labels(run_case):
     assert cut == pytest.approx(whole, abs=1e-5)
     [(cut, whole)] = run_case("case_mtp.py", "logged", "mtp-logged-loss")
     assert cut != pytest.approx(whole, abs=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_padded_packs_are_rolled_within_their_places(ranks, run_case):
+    for found, right in run_case("case_mtp.py", "rolled", None, ranks=ranks):
+        assert found == right
+    wrong = run_case("case_mtp.py", "rolled", "mtp-rolls-across-padding", ranks=ranks)
+    assert any(found != right for found, right in wrong)

@@ -49,3 +49,12 @@ def test_adam_on_the_host_resumes(run_case, tmp_path):
 
 def test_a_save_before_the_first_step_leaves_the_weights(run_case):
     assert run_case("case_optimizer.py", "weights_after_a_save") == [True]
+
+
+@pytest.mark.parametrize("precision_aware", [False, True])
+def test_loaded_weights_reach_adam_on_the_host(precision_aware, run_case):
+    assert run_case("case_optimizer.py", "reloaded", None, precision_aware) == [0]
+    [moved] = run_case(
+        "case_optimizer.py", "reloaded", "offloaded-optimizer-keeps-old-weights", precision_aware
+    )
+    assert (moved > 0.5) is not precision_aware

@@ -1,5 +1,6 @@
 """Faults of multi-token prediction: the scale of its loss, and the loss that is logged."""
 
+import copy
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch, around
@@ -88,6 +89,17 @@ def without_scale(track: Function, loss_scale: float, *inputs: Any, **options: A
     return track(1.0, *inputs, **options)
 
 
+@around
+def roll_between_padded_borders(
+    roll: Function, tensor: Any, shifts: int, dims: int, packed_seq_params: Any, cp_group: Any = None
+) -> Any:
+    """Roll a pack within the places of its sequences, padding included, where they are given."""
+    if packed_seq_params.cu_seqlens_q_padded is not None:
+        packed_seq_params = copy.copy(packed_seq_params)
+        packed_seq_params.cu_seqlens_q = packed_seq_params.cu_seqlens_q_padded
+    return roll(tensor, shifts, dims, packed_seq_params, cp_group)
+
+
 def _patch_loss(wrap: Function) -> Patch:
     """Return the patch of Megatron's `process_mtp_loss`."""
     return Patch(wrap=wrap, module=_MODULE, target="process_mtp_loss", sources=("0b28213a2de65a23",))
@@ -128,6 +140,26 @@ FAULTS = (
                 module=_MODULE,
                 target="MTPLossLoggingHelper.track_mtp_metrics",
                 sources=("b7bb6247d9765258",),
+            ),
+        ),
+    ),
+    Fault(
+        id="mtp-rolls-across-padding",
+        effect="wrong number",
+        summary="Multi-token prediction rolls tokens, labels and loss masks of packed sequences between the borders "
+        "without padding, although the pack is laid out with those of cu_seqlens_q_padded.",
+        shows="Silent: of sequences of 5 and 3 tokens in places of 8, the second is not rolled at all: its tokens "
+        "are their own labels. On two context-parallel ranks 1 2 3 4 5 becomes 3 0 4 2 5.",
+        action="put right",
+        test=f"{_TESTS}::test_padded_packs_are_rolled_within_their_places",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/6205",
+        met=lambda settings: bool(settings.mtp_num_layers),
+        patches=(
+            Patch(
+                wrap=roll_between_padded_borders,
+                module=_MODULE,
+                target="_roll_tensor_packed_seq",
+                sources=("2839c413e4beaca4",),
             ),
         ),
     ),

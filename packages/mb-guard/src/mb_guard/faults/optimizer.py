@@ -68,6 +68,22 @@ def load_without_grad(set_states: Function) -> Function:
     return torch.no_grad()(set_states)
 
 
+@around
+def reload_offloaded(copy: Function, self: Any, state_dict: Any = None) -> None:
+    """Copy weights also to main parameters that an optimizer on the host has, and to its copies of them."""
+    copy(self, state_dict)
+    hybrid = self.optimizer
+    if not hasattr(hybrid, "sub_optimizers"):
+        return
+    self.optimizer = None  # with HybridDeviceOptimizer, Megatron copies nothing else
+    try:
+        copy(self, state_dict)
+    finally:
+        self.optimizer = hybrid
+    for parameter, updated in hybrid.param_to_inner_param.items():
+        updated.data.copy_(parameter)
+
+
 def _torch_optimizer(module: ModuleType) -> bool:
     """Return whether Megatron fell back to torch's optimizers."""
     return not module.__dict__["HAVE_APEX_OR_TE"]
@@ -132,6 +148,22 @@ FAULTS = (
         test=f"{_TEST}::test_the_other_faults_raise_while_loading",
         patches=_patch(
             load_without_grad, "_set_main_param_and_optimizer_states", "20b6b8ac2fd8c3a6", needed=None
+        ),
+    ),
+    Fault(
+        id="offloaded-optimizer-keeps-old-weights",
+        effect="wrong number",
+        summary="With optimizer_cpu_offload and without use_precision_aware_optimizer, weights that are loaded without "
+        "the state of the optimizer do not reach its main parameters.",
+        shows="Silent: the first loss is that of the loaded weights; the first update puts the initial weights back.",
+        action="put right",
+        met=lambda settings: (
+            bool(settings.optimizer_cpu_offload) and not settings.use_precision_aware_optimizer
+        ),
+        test=f"{_TEST}::test_loaded_weights_reach_adam_on_the_host",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/5071",
+        patches=_patch(
+            reload_offloaded, "_copy_model_params_to_main_params", "135a0534db655b84", needed=None
         ),
     ),
 )

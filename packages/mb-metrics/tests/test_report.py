@@ -401,13 +401,6 @@ def test_many_runs_make_coarser_curves_or_are_rejected(tmp_path):
         report_html([], now=NOW)
 
 
-def series_of(pairs):
-    series = Series()
-    for step, value in pairs:
-        series.append(step, value)
-    return series
-
-
 values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf]))
 
 
@@ -415,7 +408,7 @@ values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf]))
 @given(st.dictionaries(st.integers(0, 500), values, max_size=60), st.integers(1, 40))
 def test_an_envelope_leaves_no_value_out(found, buckets):
     pairs = sorted(found.items())
-    shape = envelope(series_of(pairs), buckets=buckets)
+    shape = envelope(Series.of(pairs), buckets=buckets)
     finite = [value for _, value in pairs if math.isfinite(value)]
     assert len(shape.buckets) <= max(buckets, 1)
     assert min((one.low for one in shape.buckets), default=None) == min(finite, default=None)
@@ -428,7 +421,7 @@ def test_an_envelope_leaves_no_value_out(found, buckets):
 
 
 def test_a_short_series_is_shown_as_it_is():
-    shape = envelope(series_of([(1, 2.0), (9, math.nan), (10, 4.0)]), buckets=3)
+    shape = envelope(Series.of([(1, 2.0), (9, math.nan), (10, 4.0)]), buckets=3)
     assert shape.buckets == (Bucket(1.0, 2.0, 2.0, 2.0), Bucket(10.0, 4.0, 4.0, 4.0))
     assert (shape.nonfinite_steps, shape.steps_per_bucket) == ((9,), 1)
 

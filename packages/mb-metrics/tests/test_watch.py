@@ -115,21 +115,14 @@ def test_slow_reads_extend_the_interval(tmp_path):
     assert writer.slept == [12]
 
 
-def series_of(values):
-    series = Series()
-    for step, value in enumerate(values, start=1):
-        series.append(step, value)
-    return series
-
-
 def test_a_falling_line_in_braille_and_in_ascii():
     blank = chr(0x2800)
-    assert text_plot(series_of([3, 2, 1, 0]), width=20, height=3) == [
+    assert text_plot(Series.of(enumerate([3, 2, 1, 0], start=1)), width=20, height=3) == [
         "       3 ⠉⠒⠒⠤⢄⡀",
         f"       0 {5 * blank}⠈⠑⠒⠤⠤⣀",
         "         1         4",
     ]
-    assert text_plot(series_of([2, 1, 0]), width=20, height=4, plain=True) == [
+    assert text_plot(Series.of(enumerate([2, 1, 0], start=1)), width=20, height=4, plain=True) == [
         "       2 ***",
         "            *****",
         "       0         ***",
@@ -145,7 +138,7 @@ def test_a_falling_line_in_braille_and_in_ascii():
     st.booleans(),
 )
 def test_a_plot_fits_its_width_and_height(values, width, height, plain):
-    lines = text_plot(series_of(values), width=width, height=height, plain=plain)
+    lines = text_plot(Series.of(enumerate(values, start=1)), width=width, height=height, plain=plain)
     assert not lines or len(lines) == max(height, 3)
     assert all(len(line) <= max(width, 20) for line in lines)
 

@@ -1,8 +1,7 @@
-"""Adapter for Megatron Core: its process-wide trackers and process groups."""
+"""Adapter for Megatron Core: its process-wide trackers."""
 
 from typing import Any
 
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_logging import MoEMetricsTracker, get_moe_metrics_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
@@ -15,8 +14,3 @@ def megatron_expert_tracker() -> MoEMetricsTracker:
 def megatron_prediction_tracker() -> Any:
     """Return the tracker that the multi-token prediction of this process writes to."""
     return MTPLossLoggingHelper
-
-
-def megatron_groups() -> ProcessGroupCollection:
-    """Return the process groups of Megatron's parallel state."""
-    return ProcessGroupCollection.use_mpu_process_groups()

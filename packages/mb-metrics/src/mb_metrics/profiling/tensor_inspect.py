@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mb_metrics.errors import MetricsError
 from mb_metrics.profiling.config import TensorInspectConfig
@@ -20,38 +20,6 @@ class TensorInspectError(MetricsError, RuntimeError):
     """Error raised when tensor inspection is enabled and cannot be started."""
 
 
-class InspectTool(Protocol):
-    """Functions of nvdlfw_inspect.api that are used."""
-
-    def initialize(
-        self,
-        config_file: str = ...,
-        feature_dirs: list[str] | None = ...,
-        *,
-        log_dir: str = ...,
-        init_training_step: int = ...,
-        default_logging_enabled: bool = ...,
-    ) -> None:
-        """Initialize the tool; once per process, before the model is built."""
-
-    def infer_and_assign_layer_names(self, model: Any) -> None:
-        """Set the `name` of each module of a model or of a list of chunks."""
-
-    def set_tensor_reduction_group(self, group: Any) -> None:
-        """Set the process group over which statistics are reduced."""
-
-    def log_tensor_stats(
-        self, layer_name: str, *, tensor_name: str, tensor: Any, skip_reduction: bool = ...
-    ) -> object:
-        """Log the configured statistics of a tensor."""
-
-    def step(self) -> None:
-        """Count a training step."""
-
-    def end_debug(self) -> None:
-        """Write the results and shut down."""
-
-
 class TensorInspection:
     """Callback that inspects tensors during training; custom loops call `step` and `close`.
 
@@ -60,11 +28,11 @@ class TensorInspection:
     "activation": each rank logs its tensors separately, and logging synchronizes with the device.
 
     Args:
-        tool: The initialized tool.
+        tool: The initialized tool, as the module `nvdlfw_inspect.api`.
         hooks: If True, inspect the output of every module.
     """
 
-    def __init__(self, tool: InspectTool, *, hooks: bool) -> None:
+    def __init__(self, tool: Any, *, hooks: bool) -> None:
         self._tool = tool
         self._hooks = hooks
         self._handles: list[Any] = []
@@ -120,7 +88,7 @@ def start_tensor_inspection(
     save: str | Path | None = None,
     loaded_step: int = 0,
     rank: int = 0,
-    tool: Callable[[], InspectTool] | None = None,
+    tool: Callable[[], Any] | None = None,
 ) -> TensorInspection | None:
     """Start tensor inspection. Call it before the model is built, and `attach` after that.
 
@@ -172,15 +140,14 @@ def start_tensor_inspection(
     return TensorInspection(inspect_tool, hooks=te_features is None)
 
 
-def _installed_tool() -> InspectTool:
+def _installed_tool() -> Any:
     try:
-        tool: InspectTool = import_module("nvdlfw_inspect.api")
+        return import_module("nvdlfw_inspect.api")
     except ModuleNotFoundError as missing:
         raise TensorInspectError(
             f"tensor_inspect.enabled: {missing.name} is not installed. Tensor inspection requires it. Install it (pip "
             "install mb-metrics[inspect]), or set tensor_inspect.enabled=false."
         ) from missing
-    return tool
 
 
 def _transformer_engine_features() -> list[str] | None:

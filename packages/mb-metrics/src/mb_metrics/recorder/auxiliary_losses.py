@@ -4,8 +4,7 @@ Megatron's layers add them to process-wide trackers. They are read from there, r
 reset. Megatron is imported only for a model that writes to them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -55,62 +54,34 @@ class PredictionTracker(Protocol):
         """Reduce all metrics, pass each to `writer.add_scalar`, and reset them to 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuxiliaryLosses:
-    """Reader of the trackers that Megatron's routers and prediction layers write to."""
-
-    model: object
-    """Model section or config, with Megatron's field names."""
-    pp_group: ProcessGroup | None
-    """Pipeline stages."""
-    dp_group: ProcessGroup | None
-    """Data-parallel ranks, without context parallelism."""
-    device: torch.device | str
-    """Device of this rank."""
-    expert_tracker: ExpertTracker | None = None
-    """Megatron's tracker of routers; None: the model has no experts."""
-    prediction_tracker: PredictionTracker | None = None
-    """Megatron's tracker of multi-token prediction; None: the model has none."""
-
-    def __call__(self, *, step: int, microbatches: int) -> dict[str, Tensor]:
-        """Return the losses since the last call as device tensors, and reset the trackers.
-
-        Collective over the pipeline and the data-parallel ranks; see `expert_metrics` and `prediction_metrics`.
-        """
-        losses: dict[str, Tensor] = {}
-        if self.expert_tracker is not None:
-            losses |= expert_metrics(
-                self.model,
-                self.expert_tracker,
-                microbatches=microbatches,
-                pp_group=self.pp_group,
-                dp_group=self.dp_group,
-                device=self.device,
-            )
-        if self.prediction_tracker is not None:
-            losses |= prediction_metrics(self.prediction_tracker, microbatches=microbatches, step=step)
-        return losses
-
-
 def build_auxiliary_losses(
     model: object,
     *,
     pp_group: ProcessGroup | None,
     dp_group: ProcessGroup | None,
     device: torch.device | str,
-) -> AuxiliaryLosses:
-    """Return the reader of Megatron's trackers. Imports Megatron only for a model that writes to them."""
+) -> Callable[..., dict[str, Tensor]]:
+    """Return a function of `step` and `microbatches`: the losses since its last call; it resets the trackers.
+
+    Collective over the groups; see `expert_metrics` and `prediction_metrics`. Imports Megatron only for a model that
+    writes to its trackers.
+    """
     shape = FlopsModelShape(model)
     experts, predictions = shape.flag("num_moe_experts"), shape.prediction_depths
     trackers: Any = import_module("mb_metrics.mcore") if experts or predictions else None
-    return AuxiliaryLosses(
-        model=model,
-        pp_group=pp_group,
-        dp_group=dp_group,
-        device=device,
-        expert_tracker=trackers.megatron_expert_tracker() if experts else None,
-        prediction_tracker=trackers.megatron_prediction_tracker() if predictions else None,
-    )
+    groups: Any = {"pp_group": pp_group, "dp_group": dp_group, "device": device}
+
+    def read(*, step: int, microbatches: int) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = {}
+        if experts:
+            tracker = trackers.megatron_expert_tracker()
+            losses |= expert_metrics(model, tracker, microbatches=microbatches, **groups)
+        if predictions:
+            tracker = trackers.megatron_prediction_tracker()
+            losses |= prediction_metrics(tracker, microbatches=microbatches, step=step)
+        return losses
+
+    return read
 
 
 def expert_metrics(

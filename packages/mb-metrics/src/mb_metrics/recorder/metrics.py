@@ -26,12 +26,12 @@ from mb_metrics.recorder.clock import StepClock, StepSpan, TimedStep, Timer, ste
 from mb_metrics.recorder.interval import IntervalSettings, IntervalWork, current_world_size
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.recorder.recorded_steps import (
+    RankReduction,
     RecordedStep,
     Reduction,
     Sampler,
     StepBatch,
     Value,
-    rank_reduction,
     split_device_values,
 )
 from mb_metrics.sinks.sink import FanOutSink, Sink, SinkFailure, sink_list
@@ -130,7 +130,7 @@ class Metrics:
             micro_batch_size=micro_batch_size,
         )
         sinks = sink_list(sinks)
-        self._rank_reduction = rank_reduction(group, reduce)
+        self._rank_reduction = RankReduction(group, reduce) if reduce else None
         self._samplers = tuple(samplers)
         self._aliases = resolve_aliases(aliases)
         self._sinks = FanOutSink(sinks)

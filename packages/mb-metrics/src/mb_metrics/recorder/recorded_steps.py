@@ -26,12 +26,6 @@ Sampler = Callable[[int], Mapping[str, Value]]
 Reduction = Literal["mean", "sum", "max"]
 
 
-class _PendingCopy(Protocol):
-    def ready(self) -> bool: ...
-
-    def read(self) -> list[dict[str, float]]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
     """Step as recorded: a row, in which NaN replaces each device value, and these values packed on their device."""
@@ -131,10 +125,15 @@ class RankReduction:
         how: Metric name to "mean", "sum" or "max"; identical on every rank.
 
     Raises:
-        ValueError: `how` names another reduction.
+        ValueError: there is no group, or `how` names another reduction.
     """
 
-    def __init__(self, group: object, how: Mapping[str, Reduction]) -> None:
+    def __init__(self, group: object | None, how: Mapping[str, Reduction]) -> None:
+        if group is None:
+            raise ValueError(
+                f"metrics.reduce: no group to reduce {', '.join(how)} over. The values of one rank would be reported "
+                "as those of all ranks. Pass group, or omit reduce."
+            )
         for name, reduction in how.items():
             if reduction not in ("mean", "sum", "max"):
                 raise ValueError(
@@ -160,36 +159,20 @@ class RankReduction:
         return StepBatch(steps, reduced=reduced) if read else None
 
 
-def rank_reduction(group: object | None, reduce: Mapping[str, Reduction] | None) -> RankReduction | None:
-    """Return the reduction over a group; None without a metric to reduce.
-
-    Raises:
-        ValueError: metrics are to be reduced, and there is no group; `reduce` names an unsupported reduction.
-    """
-    if group is not None and reduce:
-        return RankReduction(group, reduce)
-    if reduce:
-        raise ValueError(
-            f"metrics.reduce: no group to reduce {', '.join(reduce)} over. The values of one rank would be reported as "
-            "those of all ranks. Pass group, or omit reduce."
-        )
-    return None
-
-
 class StepBatch:
     """Steps whose device values are copied to the host together; the copy starts at construction."""
 
     def __init__(self, steps: Sequence[RecordedStep], *, reduced: Sequence[Any] = ()) -> None:
         self._steps = tuple(steps)
         self._reduced = bool(reduced)
-        self._copy: _PendingCopy | None = None
+        self._copy: Any = None  # a HostCopy, of the adapter
         packed = [step.packed for step in steps] + [[part] for part in reduced]
         if any(packed):
             self._copy = _tensors().HostCopy(packed)
 
     def ready(self) -> bool:
         """Return True if `rows` would return without waiting for the device."""
-        return self._copy is None or self._copy.ready()
+        return self._copy is None or bool(self._copy.ready())
 
     def rows(self) -> list[MetricsRow]:
         """Return the finished rows; waits for the device if the copy is still in flight."""

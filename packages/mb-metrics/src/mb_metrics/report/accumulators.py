@@ -74,44 +74,40 @@ class Accumulator(ABC):
     def update(self, series: Series) -> None:
         """Read the values that were added since the last call."""
         if series is not self._series or series.cuts != self._cuts:
-            self.reset()
+            self._reset()
             self._series, self._read, self._cuts = series, 0, series.cuts
-        self.add(series.since(self._read))
+        self._add(series.since(self._read))
         self._read = len(series)
 
     @abstractmethod
-    def reset(self) -> None:
+    def _reset(self) -> None:
         """Forget all values."""
 
     @abstractmethod
-    def add(self, new: Iterable[tuple[int, float]]) -> None:
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
         """Add steps and values."""
 
 
 class FiniteValues(Accumulator):
     """Finite values in ascending order."""
 
-    def reset(self) -> None:
-        """Forget all values."""
+    def _reset(self) -> None:
         self.sorted = SortedValues()
 
-    def add(self, new: Iterable[tuple[int, float]]) -> None:
-        """Add the finite ones of new values."""
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
         self.sorted.add([value for _, value in new if math.isfinite(value)])
 
 
 class Extremes(Accumulator):
     """First, lowest and highest finite value; None without one."""
 
-    def reset(self) -> None:
-        """Forget all values."""
+    def _reset(self) -> None:
         self.first: float | None = None
         self.lowest: tuple[float, int] | None = None
         """Value and its first step."""
         self.highest: float | None = None
 
-    def add(self, new: Iterable[tuple[int, float]]) -> None:
-        """Compare new values."""
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
         for step, value in new:
             if not math.isfinite(value):
                 continue
@@ -140,12 +136,10 @@ class Ratios(Accumulator):
         self.update(series)
         return self.sorted if self.same_steps else None
 
-    def reset(self) -> None:
-        """Forget all values."""
+    def _reset(self) -> None:
         self.sorted, self.same_steps = SortedValues(), True
 
-    def add(self, new: Iterable[tuple[int, float]]) -> None:
-        """Add the quotients of new values."""
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
         quotients = []
         for (step, value), (of_divisor, divisor) in zip(new, self._divisor.since(self._read), strict=True):
             self.same_steps &= step == of_divisor
@@ -169,15 +163,13 @@ class Spikes(Accumulator):
         super().__init__()
         self._deviations, self._ratio = deviations, ratio
 
-    def reset(self) -> None:
-        """Forget all values."""
+    def _reset(self) -> None:
         self.found: list[tuple[int, float, float]] = []
         """Step, value and usual value of each spike."""
         self._first: list[float] = []
         self._usual = self._noise = self._previous = 0.0
 
-    def add(self, new: Iterable[tuple[int, float]]) -> None:
-        """Compare new values with the usual one."""
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
         first = self._first
         for step, value in new:
             if not math.isfinite(value):
@@ -213,13 +205,11 @@ class SlowSteps(Accumulator):
         self.update(times)
         return [each for each in self._slow if each[2] - each[1] > limit]
 
-    def reset(self) -> None:
-        """Forget all steps."""
+    def _reset(self) -> None:
         self._slow: list[tuple[int, float, float]] = []
         self._last: tuple[int, float] | None = None
 
-    def add(self, new: Iterable[tuple[int, float]]) -> None:
-        """Add the slow ones of new steps."""
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
         for step, time in new:
             if self._last is not None and step == self._last[0] + 1 and time - self._last[1] > self._floor:
                 self._slow.append((step, self._last[1], time))

@@ -141,10 +141,8 @@ class ChartBuilder:
         base = dict(first.run.series.get(name) or ())
         curves = []
         for number, subject in enumerate(others, start=1):
-            difference = Series()
-            for step, value in subject.run.series.get(name) or ():
-                if step in base:
-                    difference.append(step, value - base[step])
+            recorded = subject.run.series.get(name) or ()
+            difference = Series.of((step, value - base[step]) for step, value in recorded if step in base)
             curves.append(self._curve(subject.label, number, difference, run=number))
         return Chart(title=f"{name}: difference from {first.label}", curves=curves, log_button=False)
 
@@ -186,9 +184,8 @@ class ChartBuilder:
             devices = 1.0 if "device" in name else world_size.last if world_size else None
             if predicted is None or devices is None or not buckets:
                 continue
-            line = Series()
-            for step in (int(buckets[0].step), int(buckets[-1].step)):
-                line.append(step, predicted * devices)
+            ends = (int(buckets[0].step), int(buckets[-1].step))
+            line = Series.of((step, predicted * devices) for step in ends)
             curves.append(
                 Curve(
                     label="predicted" if len(self._subjects) == 1 else f"{curve.label}, predicted",
@@ -308,12 +305,7 @@ def _quantity(name: str) -> str:
 
 
 def _scaled(series: Series | None, factor: float) -> Series | None:
-    if series is None:
-        return None
-    scaled = Series()
-    for step, value in series:
-        scaled.append(step, factor * value)
-    return scaled
+    return None if series is None else Series.of((step, factor * value) for step, value in series)
 
 
 def _changes(series: Series | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -23,6 +23,14 @@ class Series:
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
         return zip(self.steps, self.values, strict=True)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, float]]) -> Series:
+        """Return a series of ascending steps and their values."""
+        series = cls()
+        for step, value in pairs:
+            series.append(step, value)
+        return series
 
     @property
     def last(self) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mb_metrics.names import ITERATION_TIME
-from mb_metrics.report.accumulators import SortedValues
+from mb_metrics.report.accumulators import Accumulator, SortedValues
 from mb_metrics.report.run_history import DiscardedSteps, RunHistory
 from mb_metrics.report.series import Series
 from mb_metrics.run.events import RunEvent, seconds_in
@@ -102,29 +102,21 @@ def split_time(run: RunHistory) -> TimeSplit:
     return TimeSplitter().split(run)
 
 
-class _ClockShifts:
+class _ClockShifts(Accumulator):
     """Seconds by which the clock was set back between the rows of a run that grows."""
 
-    def __init__(self) -> None:
-        self._begin(None, 0)
-
-    def _begin(self, times: Series | None, cuts: int) -> None:
-        self._times, self._cuts, self._read = times, cuts, 0
+    def _reset(self) -> None:
         self._newest = -math.inf
         self._steps: list[int] = []
         self._seconds: list[float] = []
 
-    def read(self, times: Series) -> None:
-        """Read the new rows, all of them after a restart of the run."""
-        if times is not self._times or times.cuts != self._cuts:
-            self._begin(times, times.cuts)
-        for step, time in times.since(self._read):
+    def _add(self, new: Iterable[tuple[int, float]]) -> None:
+        for step, time in new:
             if time < self._newest:
                 self._seconds.append(self.at(step) + self._newest - time)
                 self._steps.append(step)
             if math.isfinite(time):
                 self._newest = time
-        self._read = len(times)
 
     def at(self, step: int | None) -> float:
         """Return the seconds that are missing in the times of a step."""
@@ -185,7 +177,7 @@ class TimeSplitter:
 
     def split(self, run: RunHistory) -> TimeSplit:
         """Return the seconds so far; see `split_time`. The next call changes `step_seconds` and `waits` of it."""
-        self._shifts.read(run.times)
+        self._shifts.update(run.times)
         events = _events(run, self._shifts)
         redone = [*run.redone, *_discarded_steps(run, events, self._shifts)]
         if not self._continues(run, events, redone):

@@ -104,23 +104,17 @@ def _plain(value: object) -> object:
     return plain_number(value) if isinstance(value, float) else value
 
 
-def recorded_code(events: str | Path) -> Mapping[str, Any] | None:
-    """Return the code of the user that the last start in an events file records; None if no start is recorded."""
-    starts = [row for row in read_event_rows(events) if row.get("event") in STARTS]
-    code: Mapping[str, Any] | None = starts[-1].get("code", {}) if starts else None
-    return code
-
-
 def changed_code(
     events: str | Path, code: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
     """Return `code.<part>` -> (names at the last start, current names) for each part of the user's code that differs.
 
-    Empty if an events file records no start.
+    Empty if no start is recorded in the events file.
     """
-    previous = recorded_code(events)
-    if previous is None:
+    starts = [row for row in read_event_rows(events) if row.get("event") in STARTS]
+    if not starts:
         return {}
+    previous: Mapping[str, Any] = starts[-1].get("code", {})
     parts = dict.fromkeys((*previous, *code))
     both = {part: (previous.get(part, []), code.get(part, [])) for part in parts}
     return {f"code.{part}": names for part, names in both.items() if names[0] != names[1]}

@@ -7,49 +7,14 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import wraps
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from mb_metrics.config import LoggerConfig
 from mb_metrics.errors import TrainingLogCallError
-from mb_metrics.run.megatron_log import StepRecorder, log_step
-
-
-class MegatronLMArguments(Protocol):
-    """Fields of `megatron.training.get_args()` that are read."""
-
-    @property
-    def log_interval(self) -> int:
-        """Steps between summaries."""
-
-    @property
-    def log_memory_to_tensorboard(self) -> bool:
-        """If True, record device memory."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Sequences per microbatch and rank."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences per step, over all data-parallel ranks, once the batch size has grown."""
-
-    @property
-    def rampup_batch_size(self) -> object:
-        """Schedule of a growing batch size; None: it is constant."""
-
-    @property
-    def seq_length(self) -> int:
-        """Tokens per sequence."""
-
-    @property
-    def consumed_train_samples(self) -> int:
-        """Sequences consumed so far, including this step."""
-
-    @property
-    def iteration(self) -> int:
-        """Steps of the checkpoint that the run resumed from."""
+from mb_metrics.recorder.metrics import Metrics
+from mb_metrics.run.megatron_log import log_step
 
 
 def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
@@ -69,33 +34,20 @@ def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
     seqlen_squared_sum_in_batch: float | None = None,
     total_real_tokens_in_batch: float | None = None,
     *,
-    metrics: StepRecorder,
-    args: MegatronLMArguments,
+    metrics: Metrics,
+    args: Any,
     model: Sequence[Any] = (),
     print_line: Callable[[str], object] = print,
 ) -> bool:
     """Record one step of Megatron-LM's loop, as `training_log` does. Call it after each step, on every rank.
 
-    Args:
-        loss_dict: see `training_log`, as the arguments of the same names below.
-        total_loss_dict: accumulators.
-        learning_rate: learning rate.
-        iteration: completed steps, including this one.
-        loss_scale: loss scale of the gradients.
-        report_memory_flag: return value of the previous call; True at the first call.
-        skipped_iter: 1 if the optimizer skipped the update, else 0.
-        grad_norm: L2 norm of the gradient.
-        params_norm: L2 norm of the parameters.
-        num_zeros_in_grad: zeros in the gradient.
-        max_attention_logit: the largest attention logit.
-        pg_collection: Megatron's process groups; None: single process.
-        is_first_iteration: not read; `metrics` decides what is printed.
-        seqlen_squared_sum_in_batch: not read; `metrics` has its own count of FLOPs.
-        total_real_tokens_in_batch: tokens in this step, without padding; None: sequences times their length.
-        metrics: receiver of the records, such as `Metrics`.
-        args: Megatron-LM's arguments.
-        model: model chunks of this rank, for the memory report and the metrics of experts.
-        print_line: function that prints a line of the memory report.
+    The arguments by position are those of `log_step`, with `iteration` (completed steps, including this one) and
+    `max_attention_logit` (the largest attention logit). `total_real_tokens_in_batch` are the tokens in this step
+    without padding; None: sequences times their length. `is_first_iteration` and `seqlen_squared_sum_in_batch` are not
+    read: `metrics` decides what is printed, and has its own count of FLOPs. `args` are Megatron-LM's arguments
+    (`get_args()`): the intervals, `log_memory_to_tensorboard`, the batch sizes and `rampup_batch_size`, `seq_length`,
+    `consumed_train_samples` and `iteration` are read. `model` has the model chunks of this rank, for the memory report
+    and the metrics of experts; `print_line` prints a line of the memory report.
     """
     samples = _global_batch_size(args)
     tokens = samples * args.seq_length if total_real_tokens_in_batch is None else total_real_tokens_in_batch
@@ -133,12 +85,11 @@ def log_megatron_lm_step(  # noqa: PLR0913 - the signature of Megatron-LM
     )
 
 
-def _global_batch_size(args: MegatronLMArguments) -> int:
+def _global_batch_size(args: Any) -> int:
     if args.rampup_batch_size is None:
-        return args.global_batch_size
+        return int(args.global_batch_size)
     calculator = import_module("megatron.core.num_microbatches_calculator")
-    size: int = calculator.get_current_global_batch_size()
-    return size
+    return int(calculator.get_current_global_batch_size())
 
 
 ONLY_MEGATRON_BRIDGE = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mb_metrics import names
+from mb_metrics.config import LoggerConfig
 from mb_metrics.norms.gradients import GLOBAL, report_l2_norm_grad
 from mb_metrics.norms.parameters import NormGroups, first_group, has_distributed_optimizer
 from mb_metrics.recorder.auxiliary_losses import build_auxiliary_losses
@@ -23,6 +24,7 @@ from mb_metrics.recorder.memory import (
     theoretical_memory_line,
     weight_and_optimizer_bytes,
 )
+from mb_metrics.recorder.metrics import Metrics
 from mb_metrics.recorder.reductions import (
     device_of,
     is_alone,
@@ -35,31 +37,11 @@ ADVANCED, SKIPPED, NAN = "advanced iterations", "skipped iterations", "nan itera
 _MEMORY_INTERVALS = 2
 
 
-class LoggingSettings(Protocol):
-    """Fields of `config.logger` that `training_log` reads; a `LoggerConfig` has them."""
-
-    @property
-    def log_interval(self) -> int:
-        """Steps between summaries."""
-
-    @property
-    def log_memory_to_tensorboard(self) -> bool:
-        """If True, record device memory."""
-
-    @property
-    def memory_keys(self) -> Mapping[str, str] | None:
-        """Recorded memory statistics."""
-
-    @property
-    def log_l2_norm_grad_to_tensorboard(self) -> bool:
-        """If True, record the gradient norm of each parameter."""
-
-
 class TrainingLogConfig(Protocol):
     """Sections of `config` that `training_log` reads."""
 
     @property
-    def logger(self) -> LoggingSettings:
+    def logger(self) -> LoggerConfig:
         """The logging section."""
 
     @property
@@ -71,22 +53,6 @@ class TrainingLogConfig(Protocol):
         """The model section, with Megatron's field names; read for experts and multi-token prediction."""
 
 
-class StepRecorder(Protocol):
-    """Receiver of records, implemented by `Metrics`."""
-
-    def record(
-        self,
-        step: int,
-        values: Mapping[str, Any],
-        *,
-        samples: int | None,
-        tokens: int | None,
-        skipped: bool,
-        consumed_samples: int | None,
-    ) -> None:
-        """Record the metrics of one step."""
-
-
 class TrainingLogState(Protocol):
     """Fields of `global_state` that `training_log` reads."""
 
@@ -95,7 +61,7 @@ class TrainingLogState(Protocol):
         """The counters."""
 
     @property
-    def metrics(self) -> StepRecorder:
+    def metrics(self) -> Metrics:
         """Receiver of the records; `Metrics([])` on ranks that do not write."""
 
 

@@ -119,15 +119,7 @@ def record_run(
 
     The stop of the run is written when the block ends, so that an evaluation after training precedes it.
 
-    Args:
-        config: Sections of the run.
-        model: The wrapped model.
-        output: Destinations; None on every rank but the one that writes.
-        start_step: Step of the checkpoint that the run resumes from; 0 without one.
-        sample_sizes: Average sizes of training samples, if they differ in length.
-        flops: As for `build_training_metrics`.
-        step_values: Functions that return host metrics of each step.
-        print_line: Prints a line of the memory report.
+    The other arguments are those of `build_training_metrics`; `print_line` prints a line of the memory report.
     """
     with ExitStack() as stack:
         # The order matters. Events come first, because they read the last row of metrics.jsonl before the metrics

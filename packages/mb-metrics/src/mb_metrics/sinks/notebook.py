@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from html import escape
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 from mb_metrics import names
 from mb_metrics.errors import MetricsError
@@ -15,16 +15,6 @@ from mb_metrics.report.series import Envelope, Series, envelope
 from mb_metrics.sinks.sink import Sink
 
 _WIDTH, _HEIGHT, _POINTS = 640, 180, 320
-
-
-class NotebookDisplay(Protocol):
-    """Module `IPython.display`."""
-
-    def HTML(self, data: str, /) -> Any:
-        """Return an object that is shown as HTML."""
-
-    def display(self, shown: Any, /, *, display_id: bool) -> Any:
-        """Show an object below the cell, and return a handle with a method `update`."""
 
 
 class NotebookUnavailableError(MetricsError, ImportError):
@@ -41,7 +31,7 @@ class NotebookSink(Sink):
     Args:
         loss: Name of the metric that is plotted; None: the main loss.
         seconds: Least time between two updates. Evaluations and the end are always shown.
-        display: Shows HTML; None: `IPython.display`.
+        display: Module with the functions `HTML` and `display` of `IPython.display`; None: that one.
         clock: Monotonic clock, in seconds.
 
     Raises:
@@ -53,7 +43,7 @@ class NotebookSink(Sink):
         *,
         loss: str | None = None,
         seconds: float = 0.5,
-        display: NotebookDisplay | None = None,
+        display: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = loss
@@ -104,9 +94,9 @@ class NotebookSink(Sink):
             self._handle.update(html)
 
 
-def _ipython_display() -> NotebookDisplay:
+def _ipython_display() -> Any:
     try:
-        return cast("NotebookDisplay", import_module("IPython.display"))
+        return import_module("IPython.display")
     except ModuleNotFoundError as error:
         raise NotebookUnavailableError(
             "NotebookSink: needs IPython, which is not installed. Notebooks have it. Use ConsoleSink elsewhere, or "

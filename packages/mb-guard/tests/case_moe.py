@@ -7,6 +7,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, SequentialMLP, TEGroupedMLP
 from megatron.core.transformer.moe.moe_utils import pad_routing_map
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -210,3 +213,34 @@ def padded_counts(tokens: int, routed: int, multiple: int) -> int:
     """Return the tokens of an expert after padding to a multiple."""
     routing_map = torch.arange(tokens)[:, None] < routed
     return int(pad_routing_map(routing_map, multiple).sum())
+
+
+def drawn(fault: str | None, grouped: bool) -> list[int]:
+    """Return which weights of experts and of the layer behind them are equal on both expert-parallel ranks.
+
+    Linear layers of Transformer Engine draw weights that are on the host from the stream of the host.
+    """
+
+    def linear(
+        number: int, inputs: int, outputs: int, *, init_method: Any, **_others: Any
+    ) -> torch.nn.Module:
+        weights = [torch.nn.Parameter(torch.empty(outputs, inputs)) for _ in range(number)]
+        for weight in weights:
+            init_method(weight)
+        return torch.nn.ParameterList(weights)
+
+    start(expert_model_parallel_size=2)
+    torch.default_generator.manual_seed(0)
+    config = gpt(**EXPERTS, expert_model_parallel_size=2, use_cpu_initialization=True).config
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    with leaving_out(fault):
+        if grouped:
+            experts = TEGroupedMLP(2, config, GroupedMLPSubmodules(linear, linear), pg_collection=groups)
+        else:
+            parts = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            experts = SequentialMLP(2, config, parts, pg_collection=groups)
+    found = [*experts.parameters(), torch.rand(3)]
+    whole = [torch.stack([each, each]) for each in found]
+    for both, own in zip(whole, found, strict=True):
+        torch.distributed.all_gather(list(both.detach()), own.detach().contiguous(), group=groups.ep)
+    return [int(torch.equal(*both)) for both in whole]

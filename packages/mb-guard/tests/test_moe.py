@@ -112,3 +112,11 @@ def test_padding_of_experts_ends_with_the_tokens(run_case):
     assert run_case("case_moe.py", "padded_counts", 100, 90, 128) == [100], (
         "128, the multiple: delete the record"
     )
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_experts_of_all_ranks_are_different(grouped, run_case):
+    right = run_case("case_moe.py", "drawn", None, grouped, ranks=2)
+    assert right == [[0, 0, 0, 0, 1]] * 2  # what is drawn behind the experts is the same on all ranks
+    wrong = run_case("case_moe.py", "drawn", "equal-experts-on-all-ranks", grouped, ranks=2)
+    assert wrong == [[1, 1, 1, 1, 1]] * 2

@@ -158,6 +158,23 @@ def number_prediction_layers(init: Function, self: Any, *inputs: Any, **options:
             module.is_mtp_layer, module.layer_number = True, self.layer_number
 
 
+@around
+def draw_own_experts(
+    init: Function, self: Any, number: int, config: Any, *inputs: Any, **options: Any
+) -> None:
+    """Draw experts on the host from a stream of this expert-parallel rank; afterwards all ranks are at one place."""
+    import torch
+
+    group = (options.get("pg_collection") or inputs[1]).ep
+    if not config.use_cpu_initialization or group.size() == 1:
+        init(self, number, config, *inputs, **options)
+        return
+    seed = int(torch.randint(2**31, (), device="cpu"))
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed + group.rank())
+        init(self, number, config, *inputs, **options)
+
+
 def router_patch(wrap: Function, method: str, source: str) -> Patch:
     """Return the patch of a method of `TopKRouter`."""
     module = "megatron.core.transformer.moe.router"
@@ -249,6 +266,29 @@ FAULTS = (
                 target="MultiTokenPredictionLayer.__init__",
                 sources=("c2ba75e796aefa47",),
             ),
+        ),
+    ),
+    Fault(
+        id="equal-experts-on-all-ranks",
+        effect="wrong number",
+        summary="With use_cpu_initialization all expert-parallel ranks draw the same weights for their experts.",
+        shows="Silent: 4 experts on 2 ranks are two pairs of equal ones, which only their tokens train apart.",
+        action="put right",
+        test=f"{_TESTS}::test_experts_of_all_ranks_are_different",
+        met=lambda settings: (
+            bool(settings.use_cpu_initialization) and (settings.expert_model_parallel_size or 1) > 1
+        ),
+        patches=tuple(
+            Patch(
+                wrap=draw_own_experts,
+                module="megatron.core.transformer.moe.experts",
+                target=f"{experts}.__init__",
+                sources=(source,),
+            )
+            for experts, source in (
+                ("SequentialMLP", "ce723a932a27efae"),
+                ("TEGroupedMLP", "c21acbd730f89bcc"),
+            )
         ),
     ),
 )

@@ -1,8 +1,21 @@
-"""Small sample runs for the tests of the readers."""
+"""Samples for tests: rates of an interval, and files of small runs."""
 
 import json
 
+from mb_metrics import ThroughputRates
+
 BEGIN = 1_700_000_000.0
+
+
+def rates(step_seconds=0.25, tflops_per_device=None, mfu=None, tokens_per_second=None):
+    return ThroughputRates(
+        step_seconds=step_seconds,
+        tokens_per_second=tokens_per_second,
+        tflops_per_device=tflops_per_device,
+        tflops=tflops_per_device,
+        mfu=mfu,
+        peak_tflops=989.4,
+    )
 
 
 def row(step, at, **values):

@@ -214,14 +214,11 @@ def test_files_and_a_failed_run_reach_a_sink_that_supports_them(recorder):
         def close(self):
             self.seen.append("closed")
 
-    def train(metrics):
-        with metrics:
-            metrics.keep_file("checkpoints/step_1")
-            raise KeyboardInterrupt
-
     keeper = Keeper()
-    with pytest.raises(KeyboardInterrupt):
-        train(Metrics([BackgroundSink(keeper), BackgroundSink(recorder), recorder]))
+    metrics = Metrics([BackgroundSink(keeper), BackgroundSink(recorder), recorder])
+    metrics.keep_file("checkpoints/step_1")
+    with pytest.raises(KeyboardInterrupt), metrics:
+        raise KeyboardInterrupt
     assert keeper.seen == [(Path("checkpoints/step_1"), "step_1"), "failed", "closed"]
     assert recorder.closed == 2
 

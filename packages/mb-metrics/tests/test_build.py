@@ -38,7 +38,7 @@ def test_throughput_on_the_console_only_when_enabled(enabled):
 
 def test_tensorboard_gets_the_enabled_groups(tmp_path):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from test_tensorboard import scalars
 
     def tags(**options):
         folder = tmp_path / "-".join(options)
@@ -46,9 +46,7 @@ def test_tensorboard_gets_the_enabled_groups(tmp_path):
         with Metrics(sinks, log_interval=1) as metrics:
             metrics.record(1, {"lm loss": 1.0, "loss-scale": 2.0})
             metrics.evaluation(1, {"lm loss": 1.0})
-        events = EventAccumulator(str(folder))
-        events.Reload()
-        return set(events.Tags()["scalars"])
+        return set(scalars(folder))
 
     plain = {"lm loss", "loss-scale", "lm loss validation"}
     assert tags(tensorboard_log_interval=1) == plain
@@ -88,7 +86,7 @@ NOT_AGAINST_SAMPLES = {"iteration-time", "decoupled-learning-rate", "skipped-tra
 
 def test_every_tag_of_a_run_is_there_and_keeps_to_tensorboards_interval(tmp_path, clock):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from test_tensorboard import scalars
 
     on = [
         name for name in vars(LoggerConfig()) if name.startswith("log_") and name.endswith("_to_tensorboard")
@@ -107,9 +105,7 @@ def test_every_tag_of_a_run_is_there_and_keeps_to_tensorboards_interval(tmp_path
             norms = {} if step % 2 else {"l2_norm/grad/global": 1.0}
             given = dict.fromkeys(ALWAYS - {"batch-size"}, 1.0) | norms
             metrics.record(step, given, samples=8, tokens=80)
-    events = EventAccumulator(str(tmp_path / "board"))
-    events.Reload()
-    steps = {tag: [point.step for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    steps = {tag: [step for step, _ in points] for tag, points in scalars(tmp_path / "board").items()}
     expected = {tag: [3, 6, 9, 12] for tag in ALWAYS} | {tag: [6, 12] for tag in AT_LOG_INTERVALS}
     twins = {
         f"{tag} vs samples": [8 * step for step in at]

@@ -7,9 +7,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_runs import rates
 
 from mb_metrics import ConsoleSink, Evaluation, LogInterval, Metrics, MetricsRow
-from mb_metrics.recorder.record import ThroughputRates
 from mb_metrics.sinks.console import (
     evaluation_line,
     iteration_line,
@@ -23,17 +23,6 @@ CLOUDAI = re.compile(
     r"Step Time\s*:\s*([0-9]+(?:\.[0-9]+)?)\s*s.*?GPU utilization:\s*([0-9]+(?:\.[0-9]+)?)\s*(?:MODEL_)?TFLOP/s/GPU",
     re.IGNORECASE,
 )
-
-
-def rates(step_seconds=0.25, tflops_per_device=None, mfu=None, tokens_per_second=None):
-    return ThroughputRates(
-        step_seconds=step_seconds,
-        tokens_per_second=tokens_per_second,
-        tflops_per_device=tflops_per_device,
-        tflops=tflops_per_device,
-        mfu=mfu,
-        peak_tflops=989.4,
-    )
 
 
 def interval(values, *, total_steps=500, consumed_samples=320, skipped=False, **speed):

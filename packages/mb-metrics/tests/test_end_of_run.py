@@ -41,13 +41,10 @@ def test_a_closed_run_is_finished(tmp_path):
 
 
 def test_a_run_that_an_exception_ended_is_failed(tmp_path):
-    def train():
-        with Metrics([JsonlSink(tmp_path / "metrics.jsonl")]) as metrics:
-            metrics.record(1, {"loss": 1.0})
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
+    metrics = Metrics([JsonlSink(tmp_path / "metrics.jsonl")])
+    metrics.record(1, {"loss": 1.0})
+    with pytest.raises(KeyError), metrics:
+        raise KeyError
     assert state(tmp_path) == "failed"
     assert compute_run_statistics(read_run(tmp_path), now=BEGIN).warnings == ("The run ended with an error.",)
 

@@ -250,11 +250,8 @@ def test_numbers_must_be_positive(name):
 
 
 def test_the_error_of_the_loop_is_the_one_that_is_seen(recorder):
-    def train():
-        with Metrics([recorder]) as metrics:
-            metrics.record(1, {})
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
+    metrics = Metrics([recorder])
+    metrics.record(1, {})
+    with pytest.raises(ZeroDivisionError), metrics:
+        raise ZeroDivisionError
     assert (recorder.steps, recorder.closed) == ([1], 1)

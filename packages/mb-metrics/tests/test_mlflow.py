@@ -168,13 +168,10 @@ def test_a_resumed_job_continues_each_series_under_its_own_name(server, client, 
 
 
 def test_a_run_that_an_exception_ended_is_shown_as_failed(server, client):
-    def train():
-        with Metrics([BackgroundSink(MlflowSink("failed", tracking_uri=server.uri))]) as metrics:
-            metrics.record(1, {"lm loss": 1.0})
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
+    metrics = Metrics([BackgroundSink(MlflowSink("failed", tracking_uri=server.uri))])
+    metrics.record(1, {"lm loss": 1.0})
+    with pytest.raises(KeyError), metrics:
+        raise KeyError
     assert the_run(client, "failed").info.status == "FAILED"
 
 
@@ -250,13 +247,10 @@ def test_metrics_are_added_to_the_run_of_the_program(host, client):
 
 
 def test_an_error_leaves_the_run_of_the_program_open(host, client):
-    def train():
-        with Metrics([MlflowSink(run=host, prefix="")]) as metrics:
-            metrics.record(1, {"lm loss": 1.0})
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
+    metrics = Metrics([MlflowSink(run=host, prefix="")])
+    metrics.record(1, {"lm loss": 1.0})
+    with pytest.raises(KeyError), metrics:
+        raise KeyError
     run = client.get_run(host.info.run_id)
     assert (run.info.status, points(client, run, "lm loss")) == ("RUNNING", [(1, 1.0)])
 

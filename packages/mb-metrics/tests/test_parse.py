@@ -6,11 +6,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_runs import rates
 
 from mb_metrics import ConsoleSink, Metrics, names
 from mb_metrics.parse.log import LogFormatError, parse_log, read_log, timed
 from mb_metrics.parse.log_lines import number
-from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow, ThroughputRates
+from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.run.events import RunEvent
 from mb_metrics.sinks.console import evaluation_line, iteration_line, step_time_line
 
@@ -70,20 +71,8 @@ def console_row(draw, step):
     )
 
 
-def rates(row):
-    seconds = row.values[names.ITERATION_TIME]
-    return ThroughputRates(
-        step_seconds=seconds,
-        tokens_per_second=None,
-        tflops_per_device=None,
-        tflops=None,
-        mfu=None,
-        peak_tflops=None,
-    )
-
-
 def console_lines(row):
-    interval = LogInterval(rows=(row,), total_steps=10**8, rates=rates(row))
+    interval = LogInterval(rows=(row,), total_steps=10**8, rates=rates(row.values[names.ITERATION_TIME]))
     return [iteration_line(interval), step_time_line(interval.rates)]
 
 

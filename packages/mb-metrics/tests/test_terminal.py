@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_runs import rates
 
 from mb_metrics import Evaluation, LoggerConfig, LogInterval, MetricsRow, build_sinks
-from mb_metrics.recorder.record import ThroughputRates
 from mb_metrics.report.formatting import clock_span, compact
 from mb_metrics.sinks.terminal import TerminalSink
 
@@ -26,14 +26,7 @@ class Terminal:
 
 
 def interval(step, values, *, skipped=False, mfu=None, left=65.0, tflops=None):
-    speed = ThroughputRates(
-        step_seconds=0.25,
-        tokens_per_second=52_000.0,
-        tflops_per_device=tflops,
-        tflops=tflops,
-        mfu=mfu,
-        peak_tflops=989.4,
-    )
+    speed = rates(tokens_per_second=52_000.0, tflops_per_device=tflops, mfu=mfu)
     row = MetricsRow(step=step, time=0.0, values=values, skipped=skipped, consumed_samples=None)
     return LogInterval(rows=(row,), total_steps=500, rates=speed, seconds_left=left)
 

@@ -4,27 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from test_bench import RESULT
 
 from mb_metrics.bench.command import BenchRunError
-from mb_metrics.bench.result import BenchResult
 from mb_metrics.bench.tuning import Search, override_file, search, table
 
 yaml = pytest.importorskip("yaml")
 
-BASE = BenchResult(
-    device="cpu",
-    world_size=1,
-    warmup_steps=1,
-    step_times=(1.0, 1.0, 1.0),
-    tokens=300,
-    flops=None,
-    peak_tflops=None,
-    peak_memory_gib=2.0,
-    synchronizations_per_step=None,
-    scalar_reads_per_step=None,
-    kernel_launches_per_step=None,
-    losses=(5.0, 4.0),
-)
+BASE = replace(RESULT, step_times=(1.0, 1.0, 1.0), tokens=300, peak_memory_gib=2.0, losses=(5.0, 4.0))
 SIZES = [(("size=2",), ("size=4",), ("size=8",))]
 WORKERS = [(("workers=0",),), (("workers=4",),)]
 

@@ -97,13 +97,10 @@ def test_a_job_that_repeats_nothing_continues_without_rewinding(sink, tmp_path):
 
 
 def test_a_run_that_an_exception_ended_is_shown_as_failed(sink, tmp_path):
-    def train():
-        with Metrics([sink()]) as metrics:
-            metrics.record(1, {"lm loss": 1.0})
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
+    metrics = Metrics([sink()])
+    metrics.record(1, {"lm loss": 1.0})
+    with pytest.raises(KeyError), metrics:
+        raise KeyError
     (run,) = runs(tmp_path)
     assert [record.exit.exit_code for record in run if record.WhichOneof("record_type") == "exit"] == [1]
 
@@ -176,14 +173,11 @@ def test_an_exception_leaves_the_run_of_the_program_open(host, tmp_path):
     checkpoint = tmp_path / "iter_0000001"
     checkpoint.mkdir()
 
-    def train():
-        with Metrics([WandbSink(run=host)]) as metrics:
-            metrics.record(1, {"loss": 1.0})
-            metrics.keep_file(checkpoint, "checkpoints/iter_0000001")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
+    metrics = Metrics([WandbSink(run=host)])
+    metrics.record(1, {"loss": 1.0})
+    metrics.keep_file(checkpoint, "checkpoints/iter_0000001")
+    with pytest.raises(KeyError), metrics:
+        raise KeyError
     host.log({"theirs": 1})
     host.finish()
     (run,) = runs(tmp_path)

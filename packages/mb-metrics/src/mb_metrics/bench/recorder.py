@@ -2,7 +2,6 @@
 
 import json
 import resource
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +41,7 @@ class BenchRecorder:
         self.target, self.trace = result, trace
         self.steps, self.warmup, self.profiled = steps, warmup, profiled
         self._ended_steps = 0
-        self._timer = DeviceTimer(time.perf_counter)
+        self._timer = DeviceTimer()
         self._marks: list[Any] = []
         self._flops: list[float] = []
         self._tokens: list[int | None] = []

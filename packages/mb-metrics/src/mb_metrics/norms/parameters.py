@@ -267,16 +267,14 @@ def parameter_shards(named: Sequence[tuple[str, Any]], *, weights: bool = False)
     sharded = [parameter for _, parameter in named if attribute(parameter, "main_param_sharded")]
     no_main_params = all(attribute(parameter, "main_param") is None for parameter in sharded)
     weights = weights or (bool(sharded) and no_main_params)
-    return [parameter_shard(name, parameter, weights=weights) for name, parameter in named]
-
-
-def parameter_shard(name: str, parameter: Any, *, weights: bool = False) -> ParameterShard:
-    """Return the part of a parameter on this rank: of the float32 main parameter, unless `weights` is set."""
-    half = parameter.dtype not in (torch.float32, torch.float64)
-    sharded = half and not weights and bool(attribute(parameter, "main_param_sharded"))
-    main = attribute(parameter, "main_param") if half and not weights else None
-    value = main if main is not None or sharded else parameter
-    return ParameterShard(name=name, parameter=parameter, value=value, sharded=sharded)
+    shards = []
+    for name, parameter in named:
+        half = parameter.dtype not in (torch.float32, torch.float64)
+        is_sharded = half and not weights and bool(attribute(parameter, "main_param_sharded"))
+        main = attribute(parameter, "main_param") if half and not weights else None
+        value = main if main is not None or is_sharded else parameter
+        shards.append(ParameterShard(name=name, parameter=parameter, value=value, sharded=is_sharded))
+    return shards
 
 
 def _fsdp_parameters(chunks: Sequence[Any]) -> list[Tensor]:

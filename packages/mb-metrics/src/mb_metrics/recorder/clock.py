@@ -22,39 +22,26 @@ class Timer(Protocol):
         """Return the seconds between two marks; waits until the second has been reached."""
 
 
-class HostTimer:
-    """Timer on the host. `clock` is monotonic and returns seconds."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-
-    def mark(self) -> float:
-        """Read the clock."""
-        return self._clock()
-
-    def ready(self, mark: float) -> bool:
-        """Return True: a host time has been reached when it is recorded."""
-        return True
-
-    def seconds(self, begin: float, end: float) -> float:
-        """Return the difference."""
-        return end - begin
-
-
 class DeviceTimer:
     """Timer on CUDA events if CUDA is in use, and on the host otherwise.
 
     Between log intervals the host only queues work and runs ahead of the device, so host times would measure kernel
     launches. An event is reached when the device has finished the work queued before it, so the time between two
     events is the time of the work. If a mark was recorded before CUDA was in use, host times are used.
+
+    Args:
+        clock: Monotonic clock of the host, in seconds.
+        events: If False, only the clock of the host is read.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, events: bool = True) -> None:
+        self._clock, self._events = clock, events
 
     def mark(self) -> tuple[float, Any]:
         """Read the host's clock, and record an event on the current stream of the current device."""
-        torch = sys.modules.get("torch")  # neither imported nor initialized for a mark
+        torch = (
+            sys.modules.get("torch") if self._events else None
+        )  # neither imported nor initialized for a mark
         uses_cuda = torch is not None and torch.cuda.is_initialized() and torch.cuda.is_available()
         return self._clock(), import_module(
             "mb_metrics.recorder.tensors"
@@ -70,13 +57,6 @@ class DeviceTimer:
             return end[0] - begin[0]
         end[1].synchronize()
         return float(begin[1].elapsed_time(end[1])) / 1000
-
-
-def step_timer(clock: Callable[[], float] | None, *, reads: bool) -> Timer:
-    """Return the timer of steps: the given clock, or device events on a rank that reads the times."""
-    if clock is not None:
-        return HostTimer(clock)
-    return DeviceTimer(time.perf_counter) if reads else HostTimer(time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

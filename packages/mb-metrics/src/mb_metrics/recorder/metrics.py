@@ -22,7 +22,7 @@ from mb_metrics.recorder.arguments import (
     require_positive,
     resolve_aliases,
 )
-from mb_metrics.recorder.clock import StepClock, StepSpan, TimedStep, Timer, step_timer
+from mb_metrics.recorder.clock import DeviceTimer, StepClock, StepSpan, TimedStep, Timer
 from mb_metrics.recorder.interval import IntervalSettings, IntervalWork, current_world_size
 from mb_metrics.recorder.record import Evaluation, MetricsRow
 from mb_metrics.recorder.recorded_steps import (
@@ -145,7 +145,9 @@ class Metrics:
             total_samples=total_samples,
             time_unit=checked_time_unit(time_unit),
         )
-        self._clock = StepClock(timer or step_timer(clock, reads=bool(sinks)))
+        # only a rank that writes reads the times
+        host_or_device = DeviceTimer(clock or time.perf_counter, events=clock is None and bool(sinks))
+        self._clock = StepClock(timer or host_or_device)
         self._wall_clock = wall_clock
         self._closed = False
         self._detached = False

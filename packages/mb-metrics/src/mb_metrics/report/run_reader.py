@@ -172,7 +172,8 @@ class RunReader:
                 f"{self._path}: not a metrics file. None of its {self._damaged_rows:,} lines is a JSON object with a "
                 "step. Pass a run folder or its metrics.jsonl; a log of a trainer is read by `report --from-log`."
             )
-        text = None if self._is_single_file else _text(self._path / CONFIG)
+        config = self._path / CONFIG
+        text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else None
         train_iters = _TRAIN_ITERS.search(text or "")
         damaged = {self._metrics.name: self._damaged_rows, EVENTS: self._damaged_events}
         notes = [
@@ -306,10 +307,6 @@ def _evaluation(step: int, time: float, named: Mapping[str, float]) -> Evaluatio
         name.removesuffix(VALIDATION): value for name, value in named.items() if name.endswith(VALIDATION)
     }
     return Evaluation(step=step, time=time, losses=losses, consumed_samples=None)
-
-
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 class _LogWarnings:

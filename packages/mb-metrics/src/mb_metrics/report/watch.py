@@ -93,12 +93,14 @@ def _frame(
     run: RunHistory, statistics: RunStatistics, drawn: _GrowingPlot, *, width: int, height: int, plain: bool
 ) -> str:
     head = [f"{run.name}: {status_text(statistics)}", _progress(statistics, width=width, plain=plain), ""]
-    tail = [
-        *_grid(_cells(run, statistics), width=width),
-        *_anomalies(statistics),
-        *_events(run),
-        *_warnings(statistics),
-    ]
+    tail = _grid(_cells(run, statistics), width=width)
+    newest = statistics.anomalies[-_MOST_ANOMALIES:]
+    for part in (
+        [f"! step {anomaly.step:,}: {anomaly.text}" for anomaly in newest],
+        [_event(event) for event in run.events[-_MOST_EVENTS:]],
+        statistics.warnings[:_MOST_WARNINGS],
+    ):
+        tail += ["", *part] if part else []
     name = next(iter(statistics.losses), None)
     plot: list[str] = []
     if name is not None:
@@ -194,22 +196,9 @@ def _losses(statistics: RunStatistics) -> dict[str, str]:
     return cells
 
 
-def _anomalies(statistics: RunStatistics) -> list[str]:
-    newest = statistics.anomalies[-_MOST_ANOMALIES:]
-    return ["", *(f"! step {anomaly.step:,}: {anomaly.text}" for anomaly in newest)] if newest else []
-
-
-def _events(run: RunHistory) -> list[str]:
-    return ["", *(_event(event) for event in run.events[-_MOST_EVENTS:])] if run.events else []
-
-
 def _event(event: RunEvent) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(event.time)) if math.isfinite(event.time) else "        "
     step = "" if event.step is None else f"step {event.step:,}"
     took = "" if event.seconds is None else duration(event.seconds)
     reason = event.details.get("reason")
     return f"{at}  {event.kind:<12}{step:<14}{took:<12}{reason or ''}".rstrip()
-
-
-def _warnings(statistics: RunStatistics) -> list[str]:
-    return ["", *statistics.warnings[:_MOST_WARNINGS]] if statistics.warnings else []

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from mb_metrics.run.events import EventLog, LastStep
-from mb_metrics.run.training_context import MetricsContext, TrainCounters
+from mb_metrics.run.training_context import MetricsContext
 
 
 class EventRecorder:
@@ -65,15 +65,15 @@ class EventRecorder:
 
     def on_train_start(self, context: MetricsContext) -> None:
         """Write the start or resume event: its duration, and the last step that a previous process recorded."""
-        self._step = _step(context)
+        self._step = step = context.state.train_state.step
         fields = dict(self._description)
         if self._process_start is not None:
             fields["seconds"] = self._wall_clock() - self._process_start
-        if self._step and self._previous is not None:
+        if step and self._previous is not None:
             fields |= {"previous_step": self._previous.step, "previous_time": self._previous.time}
-        if self._step:
+        if step:
             fields |= self._resume_description
-        self._events.write("resume" if self._step else "start", step=self._step, **fields)
+        self._events.write("resume" if step else "start", step=step, **fields)
 
     def on_train_step_end(self, context: MetricsContext) -> None:
         """Store the step, for a stop by an exception."""
@@ -88,7 +88,10 @@ class EventRecorder:
         start = self._evaluation_start
         seconds = {} if start is None else {"seconds": self._clock() - start}
         self._events.write(
-            "evaluation", step=_step(context), losses=dict(context.total_loss_dict or {}), **seconds
+            "evaluation",
+            step=context.state.train_state.step,
+            losses=dict(context.total_loss_dict or {}),
+            **seconds,
         )
 
     def on_checkpoint_save(self, context: MetricsContext) -> None:
@@ -111,9 +114,4 @@ class EventRecorder:
     def on_train_end(self, context: MetricsContext) -> None:
         """Store the step and the reason of the end of training."""
         reason = context.outcome.reason if context.outcome else "failed"
-        self._stop = {"step": _step(context), "reason": reason}
-
-
-def _step(context: MetricsContext) -> int:
-    counters: TrainCounters = context.state.train_state
-    return counters.step
+        self._stop = {"step": context.state.train_state.step, "reason": reason}

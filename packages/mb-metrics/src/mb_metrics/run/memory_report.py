@@ -85,11 +85,14 @@ class MemoryReport:
         self._left -= 1
         if self._weight_bytes is None:  # the loop fires no start
             self._weight_bytes = self._largest_weight_bytes()
-        self._print_line(
-            theoretical_memory_line(
-                weights=self._weight_bytes, activations=self._activation_bytes(result.samples)
-            )
+        per_microbatch = self._micro_batch_size * self._data_parallel_group.size()
+        activations = activation_bytes(
+            self._model,
+            seq_length=self._model.seq_length,
+            micro_batch_size=self._micro_batch_size,
+            num_microbatches=max(1, result.samples // per_microbatch),
         )
+        self._print_line(theoretical_memory_line(weights=self._weight_bytes, activations=activations))
         report = report_memory(self._memory_keys)
         if report and self._data_parallel_group.rank() == 0:
             self._print_line(memory_line(report, rank=own_rank(), steps=result.step))
@@ -108,15 +111,6 @@ class MemoryReport:
         largest = torch.tensor(own, dtype=torch.float64, device=parameters[0].device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest.item()
-
-    def _activation_bytes(self, samples: int) -> float | None:
-        each = self._micro_batch_size
-        return activation_bytes(
-            self._model,
-            seq_length=self._model.seq_length,
-            micro_batch_size=each,
-            num_microbatches=max(1, samples // (each * self._data_parallel_group.size())),
-        )
 
 
 def build_memory_report(

@@ -234,28 +234,21 @@ class FaultTolerantStream:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Progress bar; without effect where none is shown."""
+    """Progress bar, and the callback that advances it after each step; without effect where none is shown."""
 
     progress: Progress | None = None
     task: int = 0
 
     @property
-    def callbacks(self) -> list["ProgressBar"]:
-        """Callback that advances the bar after each step; none where no bar is shown."""
-        return [] if self.progress is None else [ProgressBar(self)]
+    def callbacks(self) -> list["Bar"]:
+        """The bar; none where no bar is shown."""
+        return [] if self.progress is None else [self]
+
+    def on_train_step_end(self, context: Any) -> None:
+        """Advance to the finished step."""
+        self.update(context.state.train_state.step)
 
     def update(self, done: int, *, total: int | None = None, label: str | None = None) -> None:
         """Set the bar to `done`, and its total or label if given."""
         if self.progress is not None:
             self.progress.update(self.task, completed=done, total=total, description=label)  # type: ignore[arg-type]
-
-
-class ProgressBar:
-    """Callback that advances a progress bar after each step."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-
-    def on_train_step_end(self, context: Any) -> None:
-        """Advance to the finished step."""
-        self._bar.update(context.state.train_state.step)

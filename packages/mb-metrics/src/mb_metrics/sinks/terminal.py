@@ -101,7 +101,8 @@ class TerminalSink(Sink):
 
     def _step_text(self, step: int, total: int | None) -> str:
         """Return the head of a line, as wide as the widest one so far."""
-        text = f"step {step:>{_MIN_STEP_WIDTH}}" if total is None else _progress(step, total)
+        width, of_total = (0, "") if total is None else (len(str(total)), f"/{total}")
+        text = f"step {step:>{max(_MIN_STEP_WIDTH, width)}}{of_total}"
         self._widths["step"] = max(self._widths.get("step", 0), len(text))
         return text.ljust(self._widths["step"])
 
@@ -134,10 +135,6 @@ _WIDTHS = {"grad norm": 6, "tokens": 5, "eta": 5, "mfu": 5, "memory": 5, "step t
 def short_name(loss: str) -> str:
     """Return "loss" for the usual names of the main loss, other names unchanged."""
     return "loss" if names.is_training_loss(loss) or names.is_validation_loss(loss) else loss
-
-
-def _progress(step: int, total: int) -> str:
-    return f"step {step:>{max(_MIN_STEP_WIDTH, len(str(total)))}}/{total}"
 
 
 def _cells(interval: LogInterval, *, throughput: bool) -> Iterator[_Cell]:

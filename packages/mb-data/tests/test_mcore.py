@@ -321,6 +321,18 @@ class TestRefused:
         with pytest.raises(NotEnoughSamplesError, match="the valid split has no tokens"):
             build(data_path=prefix, split="99,1,0")
 
+    @pytest.mark.parametrize(("partial", "shortest"), [(False, 9), (True, 2)])
+    def test_a_part_of_an_unweighted_blend_that_is_shorter_than_a_sample(self, tmp_path, partial, shortest):
+        values = {"drop_last_partial_validation_sequence": not partial, "split": None}
+        for tokens in (40, shortest, shortest - 1):
+            with IndexedWriter(tmp_path / str(tokens), dtype=np.uint16) as writer:
+                writer.add_document(range(tokens))
+        blend = [str(tmp_path / "40"), str(tmp_path / str(shortest))], None
+        build(train=0, valid=1, blend_per_split=[None, blend, None], **values)
+        blend[0][1] = str(tmp_path / str(shortest - 1))
+        with pytest.raises(NotEnoughSamplesError, match=f"the valid split has {shortest - 1} tokens"):
+            build(train=0, valid=1, blend_per_split=[None, blend, None], **values)
+
     def test_more_samples_than_an_unweighted_blend_has(self, write_pair):
         a, b = (write_pair(name, documents=20) for name in "ab")
         with pytest.raises(NotEnoughSamplesError, match="that the run needs"):

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizerBase
@@ -249,23 +250,31 @@ def _package_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def _require_tokens(config: Any) -> None:
-    """Reject a split without tokens, for which Megatron would add epochs in an endless loop."""
+    """Reject a part of a split without tokens, for which Megatron would add epochs in an endless loop.
+
+    A prefix of a blend without weights is read once, and Megatron requires at least one sequence of it.
+    """
     if config.blend is not None:
         parts = [(split, config.blend, part) for split, part in zip(SPLITS, config.split_matrix, strict=True)]
     else:
         per_split = config.blend_per_split or (None, None, None)
         parts = [(split, blend, (0.0, 1.0)) for split, blend in zip(SPLITS, per_split, strict=True) if blend]
-    for split, (prefixes, _), part in parts:
+    for split, (prefixes, weights), part in parts:
+        required = 1
+        if weights is None and len(prefixes) > 1:
+            keeps_partial = split == "valid" and not config.drop_last_partial_validation_sequence
+            required = config.add_extra_token_to_sequence + (1 if keeps_partial else config.sequence_length)
         for prefix in prefixes:
             if part is None or "://" in prefix:
                 continue
             lengths = sequence_lengths(prefix)
             start, end = (round(edge * lengths.size) for edge in part)
-            if not lengths[start:end].any():
+            tokens = int(lengths[start:end].sum(dtype=np.int64))
+            if tokens < required:
                 raise NotEnoughSamplesError(
-                    f"{prefix}: the {split} split has no tokens (documents {start} to {end} of {lengths.size}, split="
-                    f"{config.split!r}); no sample can be drawn. Provide more documents, change the split, or request "
-                    f"no {split} samples."
+                    f"{prefix}: the {split} split has {tokens or 'no'} tokens (documents {start} to {end} of "
+                    f"{lengths.size}, split={config.split!r}), and at least {required} are required; no sample can be "
+                    f"drawn. Provide more documents, change the split, or request no {split} samples."
                 )
 
 

@@ -338,6 +338,30 @@ class TestRefused:
         with pytest.raises(NotEnoughSamplesError, match="that the run needs"):
             build(data_path=f"{a} {b}", train=1000)
 
+    @pytest.mark.parametrize(
+        ("dtype", "counts", "valid"),
+        [
+            (np.uint16, [2, 3], True),
+            (np.int32, [2, 3], False),  # Megatron reads uint16 for this vocabulary
+            (np.uint16, [1, 2], False),
+            (np.uint16, None, False),
+        ],
+    )
+    def test_known_counts_that_are_not_those_of_the_index(self, tmp_path, dtype, counts, valid):
+        with IndexedWriter(tmp_path / "pair", dtype=dtype) as writer:
+            writer.add_document(range(40))
+            writer.add_document(range(40, 80))
+        prefix = str(tmp_path / "pair")
+        known = {"other": [1, 2]} | ({} if counts is None else {prefix: counts})
+        if valid:
+            train = build(data_path=prefix, split="1", valid=0, sequences_per_dataset=known)[0]
+            assert (train[0]["labels"] - train[0]["tokens"]).tolist() == [1] * 8
+            return
+        with pytest.raises(
+            IndexedFormatError, match=r"dataset.sequences_per_dataset: .* wrong tokens would be read"
+        ):
+            build(data_path=prefix, split="1", valid=0, sequences_per_dataset=known)
+
     def test_no_tokenizer(self, prefix):
         config = GPTDatasetConfig(seq_length=8, data_path=prefix, split="1", **CHOSEN)
         with pytest.raises(ValueError, match="no tokenizer"):

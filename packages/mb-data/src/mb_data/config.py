@@ -120,7 +120,7 @@ class GPTDatasetConfig(BuiltInDatasetConfig):
     """Context parallelism whose size differs between samples."""
 
     sequences_per_dataset: dict[str, Any] | None = None
-    """Known numbers of sequences and documents of each prefix, which avoids reading the `.idx` headers."""
+    """Numbers of sequences and document boundaries of each prefix, which must be those of the `.idx` headers."""
 
     per_dataset_sequences_path: str | None = None
     """JSON file that finalize() reads into `sequences_per_dataset`."""

@@ -18,6 +18,7 @@ from megatron.core.datasets.utils import Split
 from mb_data.errors import IndexedFormatError
 from mb_data.loading.document_parts import document_parts
 from mb_data.loading.mapped_files import cut_short, require_complete
+from mb_data.text.indexed import CODES, index_summary
 from mb_data.text.shards.manifest import ShardFile, is_sharded, read_manifest
 from mb_data.text.shards.s3 import SCHEME, S3Tokens, find_s3_shards
 from mb_data.text.shards.tokens import ShardedTokens
@@ -95,7 +96,12 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: Any) -> Any:
-        """Open the tokens of a prefix: a pair, or shards."""
+        """Open the tokens of a prefix: a pair, or shards.
+
+        Raises:
+            IndexedFormatError: The index has other counts than `sequences_per_dataset`, or tokens of another type than
+                Megatron expects with it.
+        """
         if is_sharded(dataset_path):
             return ShardedDataset(dataset_path)
         if dataset_path.startswith(SCHEME):
@@ -103,6 +109,8 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
             if found is not None:
                 index, files = found
                 return S3ShardedDataset(dataset_path, str(index), files)
+        if config.sequences_per_dataset and "://" not in dataset_path:
+            _require_recorded_header(dataset_path, config)
         return gpt_dataset.GPTDataset.build_low_level_dataset(dataset_path, config)
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> Any:
@@ -146,3 +154,24 @@ class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc] # Megatron Core 
                     "with another tokenizer, or was overwritten. Use its tokenizer, or build the file again."
                 )
             start += part.tokens
+
+
+def _require_recorded_header(prefix: str, config: Any) -> None:
+    """Compare an index with `sequences_per_dataset`, with which Megatron reads no header.
+
+    It takes the counts from there and derives the token type from the vocabulary. If these are wrong, it reads other
+    numbers as tokens.
+
+    Raises:
+        IndexedFormatError: They differ.
+    """
+    recorded = config.sequences_per_dataset.get(prefix)
+    expected_type = {code: name for name, code in CODES.items()}[config.token_dtype_code]
+    index = index_summary(Path(f"{prefix}.idx"))
+    found = [index.sequences, index.documents + 1]
+    if recorded is None or list(recorded) != found or index.dtype != expected_type:
+        raise IndexedFormatError(
+            f"dataset.sequences_per_dataset: {recorded} sequences and document boundaries of {expected_type} tokens "
+            f"(the type for {config.tokenizer.vocab_size} entries) for {prefix}, but {prefix}.idx has {found} of "
+            f"{index.dtype}; wrong tokens would be read. Correct the counts, or leave them unset."
+        )

@@ -29,6 +29,7 @@ from mb_data import (
 )
 from mb_data.config import DataloaderConfig
 from mb_data.errors import FormatLibraryError
+from mb_data.loading.document_parts import document_lengths, document_parts
 from mb_data.text.shards.build import build_shards
 from mb_data.text.shards.engines import select_engine
 
@@ -186,6 +187,15 @@ class TestBuild:
             train[0]
         with pytest.raises(IndexedFormatError, match=re.escape(message)):
             list(DataLoader(train, num_workers=1))
+
+    @pytest.mark.parametrize("names", ["a", "ab"])
+    def test_documents_of_indices_that_are_opened_with_the_first_sample(self, write_pair, tmp_path, names):
+        blend = [write_pair(name, documents=20) for name in names], None
+        values = {"blend": blend, "path_to_cache": str(tmp_path / "cache")}
+        opened = build(**values, train=1, valid=0)[0]
+        for found in (document_lengths, lambda *sample: list(document_parts(*sample))):
+            deferred = build(**values, train=1, valid=0, defer_npy_index_mmap=True)[0]
+            assert found(deferred, 0) == found(opened, 0)
 
     def test_full_validation_with_weights_that_training_needs(self, write_pair):
         pairs = [write_pair(name, documents=20) for name in "ab"]

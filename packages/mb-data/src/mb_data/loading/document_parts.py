@@ -22,6 +22,7 @@ def document_lengths(dataset: Any, index: int) -> list[int] | None:
 
     The labels are the tokens of the sample from the second one on.
     """
+    _open_indices(dataset, index)
     if hasattr(dataset, "dataset_sample_index"):  # a blend
         part = int(dataset.dataset_index[index])
         return document_lengths(dataset.datasets[part], int(dataset.dataset_sample_index[index]))
@@ -33,6 +34,7 @@ def document_lengths(dataset: Any, index: int) -> list[int] | None:
 
 def document_parts(dataset: Any, index: int) -> Iterator[DocumentPart]:
     """Yield the documents of a sample of Megatron's GPT dataset, or of a blend of several; nothing for other data."""
+    _open_indices(dataset, index)
     if hasattr(dataset, "dataset_sample_index"):
         part = int(dataset.dataset_index[index])
         yield from document_parts(dataset.datasets[part], int(dataset.dataset_sample_index[index]))
@@ -53,3 +55,9 @@ def document_parts(dataset: Any, index: int) -> Iterator[DocumentPart]:
             offset=begin,
             tokens=min(stop, length) - begin,
         )
+
+
+def _open_indices(dataset: Any, index: int) -> None:
+    """Read a sample if that opens the indices, as with `defer_npy_index_mmap`; workers open those of their copies."""
+    if any(getattr(dataset, name, index) is None for name in ("dataset_index", "shuffle_index")):
+        dataset[index]

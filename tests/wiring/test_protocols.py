@@ -16,7 +16,6 @@ import mb_models.rules
 import mb_overlap.rules
 import mb_resilience.rules
 from mb_config import DistributedInitConfig, RNGConfig, Rule, TrainingConfig
-from mb_config.overrides.request import RecipeLike
 from mb_trainer.config import ConfigContainer
 
 RULES: Iterable[Rule] = (
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from mb_checkpoint.run_checkpointer import RunStateLike
     from mb_checkpoint.state.position_copies import SaveEvent
     from mb_config import DistributedDataParallelConfig, TrainingConfig
-    from mb_config.overrides.registration import Recipe
     from mb_data import SampleSizes, ValidationBatches
     from mb_data.loading.batch_padding import PaddedModel
     from mb_data.run_data import DataCounters
@@ -141,9 +139,6 @@ if TYPE_CHECKING:
 
     def _(counters: TrainState) -> DataCounters:
         return counters
-
-    def _(recipe: Recipe) -> RecipeLike:
-        return recipe
 
     def _(dist: DistributedInitConfig) -> GroupSettings:
         return dist

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, make_dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 
 from mb_config import ConfigReadError, TargetError, UnknownKeyError, from_dict
+from mb_config.overrides.registration import Recipe
 from mb_config.overrides.request import (
     RecipeReader,
     RecipeResultError,
@@ -18,9 +18,11 @@ from mb_config.overrides.request import (
 @pytest.fixture
 def reader(make):
     """Return a reader of one recipe, which is the default."""
-    recipe = SimpleNamespace(build=make)
     return RecipeReader(
-        container=type(make()), recipes={"tiny": recipe}, default="tiny", list_command="trainer recipes"
+        container=type(make()),
+        recipes={"tiny": Recipe(build=make)},
+        default="tiny",
+        list_command="trainer recipes",
     )
 
 
@@ -128,14 +130,12 @@ def test_a_file_names_only_classes_that_may_be_imported(strict, tmp_path, how):
 
 
 def test_recipe_and_command_line_may_name_any_class(strict, make, tmp_path):
-    class Named:
-        @staticmethod
-        def build():
-            config = make()
-            config.logger.name = "theirs.Logger"
-            return config
+    def build():
+        config = make()
+        config.logger.name = "theirs.Logger"
+        return config
 
-    named = replace(strict, recipes={"tiny": Named()})
+    named = replace(strict, recipes={"tiny": Recipe(build=build)})
     file = tmp_path / "run.yaml"
     file.write_text("base: tiny\ntrain: {micro_batch_size: 4}\n")
     assert named.read([str(file)]).config.logger.name == "theirs.Logger"
@@ -152,7 +152,7 @@ def test_recipe_and_command_line_may_name_any_class(strict, make, tmp_path):
     ],
 )
 def test_a_function_that_builds_no_configuration_is_one_line(make, build, message):
-    reader = RecipeReader(container=type(make()), recipes={"own": SimpleNamespace(build=build)})
+    reader = RecipeReader(container=type(make()), recipes={"own": Recipe(build=build)})
     with pytest.raises(RecipeResultError) as caught:
         reader.read(["own"])
     assert message in str(caught.value)
@@ -160,7 +160,7 @@ def test_a_function_that_builds_no_configuration_is_one_line(make, build, messag
 
 
 def test_a_function_with_defaults_is_called_without_arguments(make):
-    reader = RecipeReader(container=type(make()), recipes={"own": SimpleNamespace(build=lambda n=1: make())})
+    reader = RecipeReader(container=type(make()), recipes={"own": Recipe(build=lambda n=1: make())})
     assert reader.read(["own"]).name == "own"
 
 

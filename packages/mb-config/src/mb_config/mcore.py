@@ -37,8 +37,8 @@ class DroppedFieldError(ConfigurationError, TypeError):
     """A section sets a field that the installed version of Megatron Core does not have."""
 
 
-class OptimizerConfig(MegatronOptimizerConfig):  # type: ignore[misc]
-    """Megatron's class with its checks deferred to `finalize()`, so that fields can be set one after the other."""
+class _Deferred:
+    """One of Megatron's classes with its checks deferred to `finalize()`: fields can be set one after the other."""
 
     def __post_init__(self) -> None:
         """Skip Megatron's checks, which `finalize` runs."""
@@ -49,22 +49,15 @@ class OptimizerConfig(MegatronOptimizerConfig):  # type: ignore[misc]
         Raises:
             AssertionError, ValueError, RuntimeError: Raised by Megatron.
         """
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]  # of the class beside it
 
 
-class DistributedDataParallelConfig(MegatronDDPConfig):  # type: ignore[misc]
-    """Megatron's class with its checks deferred to `finalize()`, so that fields can be set one after the other."""
+class OptimizerConfig(_Deferred, MegatronOptimizerConfig):  # type: ignore[misc]
+    """Megatron's class with its checks deferred to `finalize()`."""
 
-    def __post_init__(self) -> None:
-        """Skip Megatron's checks, which `finalize` runs."""
 
-    def finalize(self) -> None:
-        """Run Megatron's checks and compute its derived fields. Idempotent.
-
-        Raises:
-            AssertionError, ValueError: Raised by Megatron.
-        """
-        super().__post_init__()
+class DistributedDataParallelConfig(_Deferred, MegatronDDPConfig):  # type: ignore[misc]
+    """Megatron's class with its checks deferred to `finalize()`."""
 
 
 Section = optimizer.OptimizerConfig | ddp.DistributedDataParallelConfig

@@ -10,7 +10,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from mb_config.cli.examination import CommandInput, Examination, examine
-from mb_config.cli.listing import Colours, counted, listing, processes_text
+from mb_config.cli.listing import Colours, counted, listing
 from mb_config.cli.options import ViewOptions
 from mb_config.cli.rules import PROGRAM, rules_by_package
 from mb_config.container.display import show as show_text
@@ -157,7 +157,7 @@ def check_notes(examination: Examination) -> Iterator[str]:
     errors, warnings = len(result.errors), len(result.warnings)
     on = f" on {target.gpu}" if target.gpu else ""
     size = target.world_size
-    processes = "any number of processes" if size is None else processes_text(size)
+    processes = "any number of processes" if size is None else counted(size, "process")
     yield (
         f"{request.name}, {processes}{on}: {counted(errors, 'error')}, {counted(warnings, 'warning')} "
         f"of {len(examination.rules)} rules"

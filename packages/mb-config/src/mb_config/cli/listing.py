@@ -38,12 +38,7 @@ def listing(problems: Sequence[Problem], colours: Colours) -> list[str]:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in singular or plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def processes_text(number: int) -> str:
-    """Return a number of processes as text."""
-    return "1 process" if number == 1 else f"{number} processes"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def _section(problem: Problem) -> str:

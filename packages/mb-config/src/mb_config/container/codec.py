@@ -41,30 +41,21 @@ MAX_DEPTH = 64
 """Maximum number of levels. A configuration has about five."""
 
 
-def reject_deep_nesting(data: Any) -> None:
+def reject_deep_nesting(value: Any, path: str = "", around: tuple[Any, ...] = ()) -> None:
     """Reject mappings, lists and dataclasses that contain themselves or are nested too deeply.
 
     Raises:
         ConfigReadError: If a value contains itself, or is nested deeper than `MAX_DEPTH`; has the path.
     """
-    open_ids: list[int] = []
-    stack: list[Iterator[tuple[str, Any]]] = [iter([("", data)])]
-    while stack:
-        step = next(stack[-1], None)
-        if step is None:
-            stack.pop()
-            open_ids[len(stack) - 1 :] = []
-            continue
-        path, value = step
-        nested = _inside(value, path)
-        if nested is None:
-            continue
-        if id(value) in open_ids:
-            raise ConfigReadError("contains itself", path=path)
-        if len(open_ids) >= MAX_DEPTH:
-            raise ConfigReadError(f"is nested deeper than {MAX_DEPTH} levels", path=f"{path[:80]}...")
-        open_ids.append(id(value))
-        stack.append(nested)
+    inside = _inside(value, path)
+    if inside is None:
+        return
+    if any(value is other for other in around):
+        raise ConfigReadError("contains itself", path=path)
+    if len(around) >= MAX_DEPTH:
+        raise ConfigReadError(f"is nested deeper than {MAX_DEPTH} levels", path=f"{path[:80]}...")
+    for here, item in inside:
+        reject_deep_nesting(item, here, (*around, value))
 
 
 def _inside(value: Any, path: str) -> Iterator[tuple[str, Any]] | None:

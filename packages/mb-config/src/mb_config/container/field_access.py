@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from mb_config.container.non_defaults import megatron_class_name
 from mb_config.container.section import assign_computed, field_default
 from mb_config.megatron_defaults import megatron_defaults
 from mb_schema.paths import expand_home
@@ -26,15 +25,14 @@ def has_field(config: Any, path: str) -> bool:
 
 
 def get_field(config: Any, path: str) -> Any:
-    """Return the value at `section.field`. A mapping without the field returns the default of Megatron's class.
+    """Return the value at `section.field`, of a `model` that is a mapping also the default of Megatron's class.
 
-    Raises:
-        KeyError, AttributeError: If there is no such field.
+    None: there is no such field or section.
     """
     section, name = _split(config, path)
     if not isinstance(section, Mapping):
-        return getattr(section, name)
-    return section[name] if name in section else _megatron_defaults(section, path)[name]
+        return getattr(section, name, None)
+    return section[name] if name in section else _megatron_defaults(section, path).get(name)
 
 
 def set_field(config: Any, path: str, value: object) -> None:
@@ -69,9 +67,15 @@ def field_values(section: Any) -> Iterator[tuple[str, Any]]:
         yield from vars(section).items()
 
 
+def megatron_class_name(model: Any) -> str:
+    """Return the name of Megatron's class for a model section."""
+    latent = dict(field_values(model)).get("multi_latent_attention")
+    return "MLATransformerConfig" if latent else "TransformerConfig"
+
+
 def _split(config: Any, path: str) -> tuple[Any, str]:
     section, _, name = path.partition(".")
-    return getattr(config, section), name
+    return getattr(config, section, None), name
 
 
 def _megatron_defaults(section: Mapping[str, Any], path: str) -> Mapping[str, Any]:

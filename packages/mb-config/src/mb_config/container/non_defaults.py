@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
+from mb_config.container.field_access import field_values, megatron_class_name
 from mb_config.container.section import field_default
 from mb_config.megatron_defaults import megatron_defaults, megatron_version, plain_value
 from mb_schema.secrets import masked
@@ -42,12 +43,6 @@ def non_default_values(config: Any, *, sections: Collection[str] | None = None) 
     return "\n".join([*lines, _RULER])
 
 
-def megatron_class_name(model: Any) -> str:
-    """Return the name of Megatron's class for a model section."""
-    latent = _values(model).get("multi_latent_attention")
-    return "MLATransformerConfig" if latent else "TransformerConfig"
-
-
 def _block(name: str, lines: list[str]) -> list[str]:
     return [f"{name}:", *(f"  {line}" for line in lines or ["all as in Megatron Core"])]
 
@@ -71,16 +66,10 @@ def _differ(value: Any, default: Any) -> bool:
 
 
 def _values(section: Any) -> dict[str, Any]:
-    if isinstance(section, Mapping):
-        every = {str(key): value for key, value in section.items()}
-    elif is_dataclass(section):
-        every = {item.name: getattr(section, item.name, None) for item in fields(section)}
-    else:
-        every = dict(vars(section))
     return {
-        key: value
-        for key, value in every.items()
-        if not key.startswith("_") and not (callable(value) and not isinstance(value, type))
+        str(key): value
+        for key, value in field_values(section)
+        if not str(key).startswith("_") and not (callable(value) and not isinstance(value, type))
     }
 
 

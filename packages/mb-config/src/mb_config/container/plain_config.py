@@ -13,7 +13,7 @@ from typing import Any
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import TARGET, ConfigReader, join
 from mb_config.container.container import ConfigContainer
-from mb_config.container.non_defaults import megatron_class_name
+from mb_config.container.field_access import megatron_class_name
 from mb_config.container.section_types import mapping_mismatches
 from mb_config.container.yaml_file import YamlFile, read_yaml
 from mb_config.errors import ConfigReadError, TargetError, WrongTypeError, raise_errors
@@ -125,23 +125,6 @@ def read_plain_config(
     )
 
 
-def _disallowed_targets(
-    value: object, *, locate: Callable[[str], str], path: str = ""
-) -> Iterator[ConfigReadError]:
-    """Yield an error for each `_target_` that is not in the allow-list."""
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _disallowed_targets(item, locate=locate, path=f"{path}[{index}]")
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        here = join(path, key)
-        if key == TARGET and not (isinstance(item, str) and _ALLOWED_TARGET.fullmatch(item)):
-            allowed = "classes of megatron.* and mb_*, and bare class names"
-            yield TargetError(
-                f"{truncate_repr(item)} is not allowed; allowed are {allowed}", path=here, origin=locate(here)
-            )
-        yield from _disallowed_targets(item, locate=locate, path=here)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     """File without its `_target_` keys."""
@@ -153,12 +136,37 @@ class _File:
 
 def _read_without_targets(path: str | Path) -> _File:
     file = without_base(read_yaml(path))
-    raise_errors(list(_disallowed_targets(file.data, locate=file.locate)))
+    errors: list[ConfigReadError] = []
+    data = _without_targets(file.data, file.locate, errors, path="")
+    raise_errors(errors)
     sections = {str(name): value for name, value in file.data.items() if isinstance(value, Mapping)}
     return _File(
-        yaml=replace(file, data={key: _without_targets(value) for key, value in file.data.items()}),
+        yaml=replace(file, data=data),
         targets={name: str(section[TARGET]) for name, section in sections.items() if TARGET in section},
     )
+
+
+def _without_targets(
+    value: Any, locate: Callable[[str], str], errors: list[ConfigReadError], *, path: str
+) -> Any:
+    """Return a value without its `_target_` keys. `errors` receives the classes that are not in the allow-list."""
+    if isinstance(value, list):
+        items = enumerate(value)
+        return [_without_targets(item, locate, errors, path=f"{path}[{index}]") for index, item in items]
+    if not isinstance(value, Mapping):
+        return value
+    here = join(path, TARGET)
+    if TARGET in value and not (isinstance(value[TARGET], str) and _ALLOWED_TARGET.fullmatch(value[TARGET])):
+        message = (
+            f"{truncate_repr(value[TARGET])} is not allowed; allowed are classes of megatron.* and mb_*, and bare "
+            "class names"
+        )
+        errors.append(TargetError(message, path=here, origin=locate(here)))
+    return {
+        key: _without_targets(item, locate, errors, path=join(path, key))
+        for key, item in value.items()
+        if key != TARGET
+    }
 
 
 def _build(data: Mapping[str, Any], reader: ConfigReader) -> ConfigContainer:
@@ -175,12 +183,6 @@ def _package_of(target: str) -> str:
 
 def _is_external(name: str) -> bool:
     return is_open(hints(ConfigContainer)[name])
-
-
-def _without_targets(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_targets(item) for key, item in value.items() if key != TARGET}
-    return [_without_targets(item) for item in value] if isinstance(value, list) else value
 
 
 def _wrong_types(config: ConfigContainer, provenance: Provenance) -> list[WrongTypeError]:

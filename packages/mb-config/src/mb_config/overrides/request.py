@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mb_config.cli.message_text import truncate_repr
 from mb_config.container.codec import NO_TARGETS
@@ -43,14 +43,6 @@ class UnknownRecipeError(ConfigReadError, LookupError):
 
 class RecipeResultError(ConfigReadError, TypeError):
     """A function of a recipe that cannot be called, or that returns no configuration."""
-
-
-class RecipeLike(Protocol):
-    """Recipe: a named configuration in code."""
-
-    @property
-    def build(self) -> Callable[[], Any]:
-        """Function that returns a new configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +80,7 @@ class RecipeReader:
     container: type[ConfigContainer]
     """Class of the configurations, with the types of all sections."""
 
-    recipes: Mapping[str, RecipeLike] = field(default_factory=lambda: NOTHING)
+    recipes: Mapping[str, Recipe] = field(default_factory=lambda: NOTHING)
     """Recipes by name."""
 
     default: str | None = None
@@ -103,7 +95,7 @@ class RecipeReader:
     list_command: str = ""
     """Command that lists the recipes, for messages."""
 
-    recipe_of_file: Callable[[str], tuple[str, RecipeLike]] | None = None
+    recipe_of_file: Callable[[str], tuple[str, Recipe]] | None = None
     """Function that returns name and recipe of a Python file, `FILE.py:NAME`; None: files of Python are rejected."""
 
     imported_classes: Mapping[str, Callable[[str], bool]] = field(default_factory=lambda: NOTHING)
@@ -268,7 +260,7 @@ def read_plain_request(arguments: Sequence[str], *, files: Sequence[Path] = ()) 
     )
 
 
-def _built(name: str, recipe: RecipeLike, *, source: str) -> ConfigRequest:
+def _built(name: str, recipe: Recipe, *, source: str) -> ConfigRequest:
     """Return the configuration of a recipe.
 
     Raises:
@@ -291,8 +283,7 @@ def _built(name: str, recipe: RecipeLike, *, source: str) -> ConfigRequest:
             f"{missing} Return a ConfigContainer."
         )
     provenance = Provenance.of(config, origin=source)
-    known = recipe if isinstance(recipe, Recipe) else None
-    return ConfigRequest(name=name, config=config, recipe=known, provenance=provenance)
+    return ConfigRequest(name=name, config=config, recipe=recipe, provenance=provenance)
 
 
 def is_override(argument: str) -> bool:

@@ -34,10 +34,7 @@ def tunable(config: Any, *, target: PerfTarget | None, cpus: int, replicas: int)
 def _microbatches(config: Any, *, replicas: int) -> Iterator[Chain]:
     """Yield microbatches of larger and smaller sizes: powers of two that divide the share of a replica."""
     own, total = config.train.micro_batch_size, config.train.global_batch_size
-    packed = has_field(config, "dataset.packed_sequence_specs") and get_field(
-        config, "dataset.packed_sequence_specs"
-    )
-    if not own or not total or packed:  # a pack is one row
+    if not own or not total or get_field(config, "dataset.packed_sequence_specs"):  # a pack is one row
         return
     share = total // replicas
     powers = [2**power for power in range(share.bit_length())]

@@ -95,8 +95,7 @@ def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
         old = getattr(state.config, path)
         assign_computed(state.config, path, setting.value)
     else:
-        section = getattr(state.config, path.partition(".")[0])
-        if section is None or not state.has(path) or not _is_free(state, path):
+        if not state.has(path) or not _is_free(state, path):
             return
         old = state.get(path)
         if old == setting.value:
@@ -108,8 +107,7 @@ def _apply(state: ResolverState, setting: FastSetting, label: str) -> None:
 def _may_get(state: ResolverState, setting: FastSetting) -> bool:
     """Return True if a field has the fast value or may get it, or if there is no such field."""
     path = setting.path
-    missing = getattr(state.config, path.partition(".")[0]) is None or not state.has(path)
-    return missing or state.get(path) == setting.value or _is_free(state, path)
+    return not state.has(path) or state.get(path) == setting.value or _is_free(state, path)
 
 
 def _may_get_precision(state: ResolverState, name: str) -> bool:

@@ -30,8 +30,7 @@ class PerfTarget:
 
     def get(self, path: str) -> Any:
         """Return the value at `section.field`; None if there is no such field."""
-        section = getattr(self.config, path.partition(".")[0], None)
-        return get_field(self.config, path) if section is not None and has_field(self.config, path) else None
+        return get_field(self.config, path)
 
     def model(self, name: str) -> Any:
         """Return a field of the model; None if there is no such field."""
@@ -103,7 +102,7 @@ class PerfTarget:
     @property
     def fine_tuning(self) -> bool:
         """Whether the dataset has samples with masked prompts, or adapters are trained."""
-        answers = self.config.dataset is not None and has_field(self.config, "dataset.dataset_kwargs")
+        answers = has_field(self.config, "dataset.dataset_kwargs")
         return answers or self.get("dataset.dataset_root") is not None or self.config.peft is not None
 
     @property

@@ -6,7 +6,7 @@ modules as one replica, and the rules on per-module parallelism read the fact `a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import lcm, prod
 from typing import Any
 
@@ -82,20 +82,6 @@ def _with_layout(rule: Rule) -> Rule:
     """Return a rule for which the modules of a MIMO model count as one replica."""
     read = [WORLD_SIZE if path == ALL_PROCESSES else path for path in rule.fields]
     paths = tuple(dict.fromkeys([*read, *_LAYOUT, *SIZES]))
-    return Rule(
-        id=rule.id,
-        fields=paths,
-        test=_test_with_layout(rule, paths),
-        why=rule.why,
-        fix=rule.fix,
-        severity=rule.severity,
-        fails=rule.fails,
-        passes=rule.passes,
-    )
-
-
-def _test_with_layout(rule: Rule, paths: Sequence[str]) -> Callable[..., str | None]:
-    """Return the test of a rule as a function of the values of `paths`."""
 
     def test(*values: Any) -> str | None:
         known = dict(zip(paths, values, strict=True))
@@ -107,7 +93,16 @@ def _test_with_layout(rule: Rule, paths: Sequence[str]) -> Callable[..., str | N
         facts = {ALL_PROCESSES: processes, WORLD_SIZE: replica}
         return Rule.message(rule, {**known, **facts})
 
-    return test
+    return Rule(
+        id=rule.id,
+        fields=paths,
+        test=test,
+        why=rule.why,
+        fix=rule.fix,
+        severity=rule.severity,
+        fails=rule.fails,
+        passes=rule.passes,
+    )
 
 
 def _are_different(offset: Any, vision_tp: Any, tp: Any) -> bool:

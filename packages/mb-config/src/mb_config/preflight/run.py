@@ -340,17 +340,9 @@ def _only_resolved(
 
 
 def _why_unresolvable(facts: Mapping[str, object], sections: Collection[str] | None) -> str:
+    """Return why the sections of a file, None: all, cannot be resolved; empty if they can."""
     if not isinstance(facts.get("world_size"), int):
         return "the number of processes is not known"
-    return missing_sections(sections)
-
-
-def missing_sections(sections: Collection[str] | None) -> str:
-    """Return text that names the sections that resolving requires and a file lacks; empty if it lacks none.
-
-    Args:
-        sections: Names of the sections in the file; None: all.
-    """
     missing = [] if sections is None else [name for name in _RESOLVED_SECTIONS if name not in sections]
     noun = "section" if len(missing) == 1 else "sections"
     return f"the file has no {noun} {', '.join(missing)}" if missing else ""

@@ -23,32 +23,24 @@ def resolve_model(state: ResolverState, *, facts: Mapping[str, object] = NOTHING
     `facts["env"]` contains the environment variables of the run. Without it, only those of the configuration are
     known.
     """
-    if state.has("model.deterministic_mode") and state.get("model.deterministic_mode"):
+    if state.get("model.deterministic_mode"):
         _settings_of_libraries(state)
-    if state.has("model.cuda_graph_impl") and not facts.get("cpu"):
+    if not facts.get("cpu"):
         _settings_of_graphs(state, facts.get("env"))
     _varying_lengths(state)
-    if all(state.has(path) for path in (_TOKENIZERS, _ROWS)) and state.get(_TOKENIZERS):
+    if state.has(_ROWS) and state.get(_TOKENIZERS):
         state.set(_ROWS, None, rule="D25", why=f"{_TOKENIZERS} takes the size of the tokenizer")
-    if not (state.has(_DISPATCHER) and state.has(_BACKEND)):
-        return
-    if state.get(_DISPATCHER) == "flex" and state.get(_BACKEND) is None:
+    if state.has(_BACKEND) and state.get(_DISPATCHER) == "flex" and state.get(_BACKEND) is None:
         state.set(_DISPATCHER, "alltoall", rule="V158", why="the flex dispatcher has no backend")
 
 
 def _varying_lengths(state: ResolverState) -> None:
     """Let pipeline stages exchange the shape of each micro-batch if samples are packed in it."""
-    if not (state.has(_IN_BATCH) and state.get(_IN_BATCH) and state.has(_LENGTHS) and state.has(_STAGES)):
-        return
-    if (state.get(_STAGES) or 1) == 1:
+    if not (state.get(_IN_BATCH) and state.has(_LENGTHS)) or (state.get(_STAGES) or 1) == 1:
         return
     state.set(_LENGTHS, True, rule="V110", why=f"{_IN_BATCH} makes micro-batches of different lengths")
     # Megatron Core rejects this dispatcher with varying lengths, also in a model without experts.
-    if (
-        state.has(_DISPATCHER)
-        and state.get(_DISPATCHER) == "allgather"
-        and not state.get("model.num_moe_experts")
-    ):
+    if state.get(_DISPATCHER) == "allgather" and not state.get("model.num_moe_experts"):
         state.set(_DISPATCHER, "alltoall", rule="V110", why="the model has no experts")
 
 

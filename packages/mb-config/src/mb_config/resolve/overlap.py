@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any
 
-from mb_config.container.field_access import field_values
-from mb_config.container.non_defaults import megatron_class_name
+from mb_config.container.field_access import field_values, megatron_class_name
 from mb_config.container.section import unrecorded
 from mb_config.megatron_defaults import megatron_defaults
 from mb_config.resolve.state import Priority, ResolverState
@@ -17,37 +16,11 @@ from mb_schema.rules import NOTHING
 _SECTIONS = ("model", "optimizer", "ddp")
 
 
-class OverlapChange(Protocol):
-    """Record that a `setup` method returns for a changed field or a rejected request."""
-
-    @property
-    def field(self) -> str:
-        """Path of the field."""
-
-    @property
-    def old(self) -> object:
-        """The previous value, or the requested one."""
-
-    @property
-    def new(self) -> object:
-        """The new value."""
-
-    @property
-    def why(self) -> str:
-        """The reason."""
-
-    @property
-    def rule(self) -> str:
-        """Id of the rule."""
-
-    @property
-    def severity(self) -> str:
-        """`warning` for a rejected request."""
-
-
 def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHING) -> None:
     """Call `config.comm_overlap.setup`, and record each change with its reason and each rejected request.
 
+    It may return records with `field`, `old`, `new`, `why`, `rule` and `severity`, as `Change` has them, for changed
+    fields and, with the severity "warning", for rejected requests.
     Fields that the user set are restored afterwards, and the value from `setup` is recorded as rejected.
 
     Raises:
@@ -68,7 +41,7 @@ def resolve_overlap(state: ResolverState, *, facts: Mapping[str, object] = NOTHI
     # `setup` assigns fields like a user would. Its assignments must not count as set by the user.
     with unrecorded(*views.values()):
         returned = setup(*views.values(), **{key: value for key, value in offered.items() if key in takes})
-    reported = [] if returned is None else list(cast(Iterable[OverlapChange], returned))
+    reported = [] if returned is None else [*returned]
     _record_changes(state, views, before, chosen, reasons={item.field: item for item in reported})
     for item in reported:
         if item.severity == "warning":
@@ -88,7 +61,7 @@ def _record_changes(
     before: Mapping[str, Any],
     chosen: list[str],
     *,
-    reasons: Mapping[str, OverlapChange],
+    reasons: Mapping[str, Any],
 ) -> None:
     """Record the differences from the previous values. The records of `setup` only explain them."""
     for name, view in views.items():

@@ -115,7 +115,7 @@ def precision_values(recipe: Any, config: Any) -> Iterator[tuple[str, Any]]:
                 # With the name of a recipe Megatron Core keeps float32 copies of the weights itself, and the
                 # precision-aware optimizer saves nothing.
                 value = None
-            if getattr(config, section) is None or not has_field(config, path):
+            if not has_field(config, path):
                 continue
             required = value is None and default_of(config, path) not in (None, UNKNOWN)
             if not required and get_field(config, path) != value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.container.field_access import get_field, has_field, set_field
+from mb_config.container.field_access import get_field, set_field
 from mb_config.overrides.provenance import Provenance, remember_resolved
 from mb_config.resolve.state import Change
 
@@ -24,7 +24,7 @@ def resolve_save_interval(config: Any, planned: Mapping[str, Any], *, provenance
         planned: Facts of its plan.
         provenance: Origins of the values; receives the change.
     """
-    if not has_field(config, PATH) or get_field(config, PATH) != AUTO:
+    if get_field(config, PATH) != AUTO:
         return []
     steps = planned.get("best_save_interval", UNPLANNED)
     why = planned.get("save_interval_reason", "the time of a step is not predicted here")

@@ -101,7 +101,7 @@ class ResolverState:
         return has_field(self.config, path)
 
     def get(self, path: str) -> Any:
-        """Return the value at `section.field`."""
+        """Return the value at `section.field`; None if there is no such field."""
         return get_field(self.config, path)
 
     def set(self, path: str, value: object, *, rule: str, why: str) -> None:

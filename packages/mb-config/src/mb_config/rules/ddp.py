@@ -11,19 +11,6 @@ from mb_schema.versions import at_least
 
 
 @ddp_rule(
-    "V050a",
-    why="all gradients are then in float32",
-    fix="Set ddp.grad_reduce_in_fp32=false, or remove the patterns.",
-    fails={"param_name_patterns_for_fp32_local_accumulation": ("all",), "grad_reduce_in_fp32": True},
-    passes={"grad_reduce_in_fp32": None},
-)
-def _patterns_without_effect(param_name_patterns_for_fp32_local_accumulation, grad_reduce_in_fp32):
-    if param_name_patterns_for_fp32_local_accumulation and grad_reduce_in_fp32:
-        return f"{list(param_name_patterns_for_fp32_local_accumulation)} are set together with grad_reduce_in_fp32"
-    return None
-
-
-@ddp_rule(
     "V050b",
     why="each determines the other",
     fix="Set one of them, and the other to null.",
@@ -66,7 +53,14 @@ SECTION_RULES: tuple[Rule, ...] = (
         why="the buffer is shared with the all-gather of FP8 parameters",
         fix="Set ddp.fp8_param_gather=true or ddp.reuse_grad_buf_for_mxfp8_param_ag=false.",
     ),
-    _patterns_without_effect,
+    excludes(
+        "V050a",
+        {"ddp.param_name_patterns_for_fp32_local_accumulation": True, "ddp.grad_reduce_in_fp32": True},
+        why="all gradients are then in float32",
+        fix="Set ddp.grad_reduce_in_fp32=false, or remove the patterns.",
+        fails={"ddp.param_name_patterns_for_fp32_local_accumulation": ("all",)},
+        passes={"ddp.param_name_patterns_for_fp32_local_accumulation": ()},
+    ),
     _two_numbers_of_buckets,
     in_range(
         "V050d",

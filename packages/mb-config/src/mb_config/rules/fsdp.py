@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mb_schema.rule_kinds import ddp_rule, dist_rule, requires
+from mb_schema.rule_kinds import ddp_rule, dist_rule, requires, unsupported
 from mb_schema.rules import Rule, rules_in
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -79,21 +79,6 @@ def _two_kinds_of_sharding(use_torch_fsdp2, ddp__use_megatron_fsdp, use_megatron
 
 
 @ddp_rule(
-    "V180",
-    why="Megatron Core 0.19 has one version, which is not configurable",
-    fix="Remove ddp.megatron_fsdp_version.",
-    fails={"megatron_fsdp_version": 2},
-    passes={"megatron_fsdp_version": None},
-)
-def _unknown_fsdp_version(megatron_fsdp_version):
-    return (
-        None
-        if megatron_fsdp_version in (None, 1)
-        else f"Megatron-FSDP has no version {megatron_fsdp_version}"
-    )
-
-
-@ddp_rule(
     "F01",
     why="Megatron-FSDP has no other strategy",
     fix="Use a name from the list.",
@@ -116,5 +101,13 @@ RULES: tuple[Rule, ...] = (
         {"ddp.nccl_ub": True},
         why="it registers the buffers of nccl_ub",
         fix="Set ddp.nccl_ub=true or ddp.fsdp_manual_registration=false.",
+    ),
+    unsupported(
+        "V180",
+        "ddp.megatron_fsdp_version",
+        1,
+        fails=2,
+        why="Megatron Core 0.19 has one version of Megatron-FSDP, which is not configurable",
+        fix="Remove ddp.megatron_fsdp_version.",
     ),
 )

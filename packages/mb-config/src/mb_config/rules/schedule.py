@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from mb_schema.rule_kinds import assigned, in_range, optimizer_rule, section_rule, train_rule
+from mb_schema.rule_kinds import assigned, excludes, in_range, optimizer_rule, section_rule, train_rule
 from mb_schema.rules import Rule
 
 scheduler_rule = partial(section_rule, "scheduler")
@@ -30,19 +30,6 @@ def _weight_decay_decreases(start_weight_decay, end_weight_decay):
         and end_weight_decay < start_weight_decay
     ):
         return f"{start_weight_decay} is above end_weight_decay={end_weight_decay}"
-    return None
-
-
-@scheduler_rule(
-    "V061",
-    why="a resumed run uses either the configured or the stored schedule",
-    fix="Set one of the two to false.",
-    fails={"override_opt_param_scheduler": True, "use_checkpoint_opt_param_scheduler": True},
-    passes={"use_checkpoint_opt_param_scheduler": None},
-)
-def _two_schedules(override_opt_param_scheduler, use_checkpoint_opt_param_scheduler):
-    if override_opt_param_scheduler and use_checkpoint_opt_param_scheduler:
-        return "cannot be combined with use_checkpoint_opt_param_scheduler"
     return None
 
 
@@ -319,7 +306,15 @@ SECTION_RULES: tuple[Rule, ...] = (
         fix="Set a positive scheduler.max_steps, or null.",
     ),
     _weight_decay_decreases,
-    _two_schedules,
+    excludes(
+        "V061",
+        {
+            "scheduler.override_opt_param_scheduler": True,
+            "scheduler.use_checkpoint_opt_param_scheduler": True,
+        },
+        why="a resumed run uses either the configured or the stored schedule",
+        fix="Set one of the two to false.",
+    ),
     _steps_and_samples_mixed,
     _warmup_set_twice,
     in_range(

@@ -49,7 +49,7 @@ class _Deferred:
         Raises:
             AssertionError, ValueError, RuntimeError: Raised by Megatron.
         """
-        super().__post_init__()  # type: ignore[misc]  # of the class beside it
+        super().__post_init__()  # type: ignore[misc]  # of Megatron's class
 
 
 class OptimizerConfig(_Deferred, MegatronOptimizerConfig):  # type: ignore[misc]

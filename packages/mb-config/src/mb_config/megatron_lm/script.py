@@ -168,12 +168,15 @@ def read_words(
     chosen, notes = _chosen_command(interpretation)
     program, before, after = _split(chosen.words)
     reject_program(program)
-    words, empty = _known_words([*after, *further])
-    notes += [f"{name} is not set and taken as empty" for name in empty]
+    words, of_words = _known_words([*after, *further])
     notes += [
-        f"not decided, taken as false: {condition}" for condition in dict.fromkeys(interpretation.undecided)
+        *of_words,
+        *(
+            f"not decided, taken as false: {condition}"
+            for condition in dict.fromkeys(interpretation.undecided)
+        ),
+        *(f"not read: {name}: no such file" for name in dict.fromkeys(interpretation.not_read)),
     ]
-    notes += [f"not read: {name}: no such file" for name in dict.fromkeys(interpretation.not_read)]
     if interpretation.defaults:
         values = ", ".join(f"{name}={_readable(value)}" for name, value in interpretation.defaults.items())
         notes.append(
@@ -208,12 +211,10 @@ def _flags_of_text(text: str, variables: Mapping[str, str]) -> ScriptWords:
         written = shlex.split(text, comments=True)
     except ValueError as error:
         raise MegatronFlagError(f"the arguments cannot be split into words: {error}.") from error
-    words, empty = _known_words(
+    words, notes = _known_words(
         [item for word in written for item in expander.words(word)] if "$" in text else written
     )
-    return ScriptWords(
-        words=tuple(words), notes=tuple(f"{name} is not set and taken as empty" for name in empty)
-    )
+    return ScriptWords(words=tuple(words), notes=tuple(notes))
 
 
 def read_test_case(
@@ -238,19 +239,13 @@ def read_test_case(
     expander = Expander(variables or {}, (), "model_config.yaml")
     words = [word for flag, value in flags.items() for word in _test_words(str(flag), value, expander)]
     reject_nemo(words)
-    known, empty = _known_words(words)
-    others = sorted(set(settings) - {"MODEL_ARGS", "ENV_VARS", "MODE"})
+    known, notes = _known_words(words)
+    if others := sorted(set(settings) - {"MODEL_ARGS", "ENV_VARS", "MODE"}):
+        notes.append(f"keys of the test that are not part of a configuration: {', '.join(others)}")
     return ScriptWords(
         words=tuple(known),
         environment={str(name): expander.document(str(value)) for name, value in environment.items()},
-        notes=(
-            *(f"{name} is not set and taken as empty" for name in empty),
-            *(
-                [f"keys of the test that are not part of a configuration: {', '.join(others)}"]
-                if others
-                else ()
-            ),
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -309,8 +304,7 @@ def _flag_variables(found: Interpretation) -> list[str]:
 
 
 def _variable_words(value: "str | list[str]") -> list[str]:
-    words = value.split() if isinstance(value, str) else value
-    return [*words]
+    return value.split() if isinstance(value, str) else value
 
 
 def _split(words: Sequence[str]) -> tuple[str, list[str], list[str]]:
@@ -341,7 +335,7 @@ def _without_comments(words: Sequence[str]) -> list[str]:
 
 
 def _known_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words, and the names of variables that are not set where no value is needed.
+    """Return the words, and notes on variables that are not set where no value is needed.
 
     Raises:
         MegatronFlagError: A value depends on variables that are not set.
@@ -364,7 +358,7 @@ def _known_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         fix = [f"Give them with {' '.join(f'--set {name}=VALUE' for name in settable)}."] if settable else []
         fix += [f"Write the values of {', '.join(others)} into the script: nothing is run."] if others else []
         raise MegatronFlagError(f"variables without a value: {', '.join(missing)}. {' '.join(fix)}")
-    return kept, [*empty]
+    return kept, [f"{name} is not set and taken as empty" for name in empty]
 
 
 def _needs_value(words: Sequence[str]) -> bool:

@@ -1,5 +1,6 @@
 """Conditions of a shell script: `[ ... ]`, `[[ ... ]]` and `test`."""
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -8,18 +9,14 @@ from typing import Any
 from mb_config.megatron_lm.shell.expansion import MARK, evaluate, is_empty, marked_names
 
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": lambda a, b: a == b,
-    "-ne": lambda a, b: a != b,
-    "-lt": lambda a, b: a < b,
-    "-le": lambda a, b: a <= b,
-    "-gt": lambda a, b: a > b,
-    "-ge": lambda a, b: a >= b,
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 _TEXTS: Mapping[str, Callable[[str, str], bool]] = {
-    "=": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
 }
 
 
@@ -40,19 +37,20 @@ class _Condition:
         self.words, self.patterns = words, patterns
 
     def either(self) -> bool | None:
-        result = self.both()
-        while self.words[:1] in (["||"], ["-o"]):
-            self.words.pop(0)
-            other = self.both()
-            result = True if True in (result, other) else None if None in (result, other) else False
-        return result
+        return self.chain(("||", "-o"), self.both, decisive=True)
 
     def both(self) -> bool | None:
-        result = self.single()
-        while self.words[:1] in (["&&"], ["-a"]):
+        return self.chain(("&&", "-a"), self.single, decisive=False)
+
+    def chain(
+        self, signs: tuple[str, str], part: Callable[[], bool | None], *, decisive: bool
+    ) -> bool | None:
+        """Return the result of parts between signs: `decisive` decides, an unknown part does not."""
+        result = part()
+        while self.words[:1] and self.words[0] in signs:
             self.words.pop(0)
-            other = self.single()
-            result = False if False in (result, other) else None if None in (result, other) else True
+            results = (result, part())
+            result = decisive if decisive in results else None if None in results else not decisive
         return result
 
     def single(self) -> bool | None:
@@ -72,7 +70,7 @@ class _Condition:
             len(self.words) == 2 or self.words[2:3] in (["&&"], ["||"], [")"], ["-a"], ["-o"])
         ):
             return self.about(self.words.pop(0), self.words.pop(0))
-        if len(self.words) >= 3 and self.words[1] in {*_NUMBERS, *_TEXTS, "==", "=~"}:
+        if len(self.words) >= 3 and self.words[1] in {*_NUMBERS, *_TEXTS, "=~"}:
             left, sign, right = self.words.pop(0), self.words.pop(0), self.words.pop(0)
             return self.comparison(left, sign, right)
         return _is_set(self.words.pop(0))
@@ -98,7 +96,7 @@ class _Condition:
             return _matches(right, left)
         if self.patterns and sign in ("=", "==", "!="):
             return fnmatchcase(left, right) == (sign != "!=")
-        return _TEXTS["=" if sign == "==" else sign](left, right)
+        return _TEXTS[sign](left, right)
 
 
 def _number(text: str) -> Any:

@@ -236,7 +236,7 @@ class Expander:
         is_list = name[0] in ("@", "*") or index is not None
         if values is not None and is_list and re.match(r":(?![-=+?])", rest):
             items = [self.script, *values] if name[0] in ("@", "*") else values
-            return self._sublist(items, rest[1:]), separate
+            return items[self._span(rest[1:])], separate
         return self._operate(name[0], values, rest), separate
 
     def _length(self, body: str) -> str:
@@ -247,11 +247,11 @@ class Expander:
             return mark(f"${{#{body}}}")
         return str(len(values) if "@" in (name, index) or "*" in (name, index) else len("".join(values)))
 
-    def _sublist(self, values: list[str], word: str) -> list[str]:
-        """Return the values of `${A[@]:start:length}`."""
+    def _span(self, word: str) -> slice:
+        """Return the slice of `${NAME:start:length}`."""
         start, _, length = word.partition(":")
         first = self._index(start.strip() or "0")
-        return values[first : first + self._index(length) if length else None]
+        return slice(first, first + self._index(length) if length else None)
 
     def _lookup(self, name: str, index: str | None) -> list[str] | None:
         """Return the values of a parameter; None if it is not set."""
@@ -312,15 +312,10 @@ class Expander:
         if operation in ("", "-", ":-", "=", ":=", "?", ":?"):
             return values
         if operation == ":":
-            return self._slice(values, word)
+            return [value[self._span(word)] for value in values]
         return [
             value if MARK.search(value) else _edited(value, operation, self.text(word)) for value in values
         ]
-
-    def _slice(self, values: list[str], word: str) -> list[str]:
-        start, _, length = word.partition(":")
-        first = self._index(start.strip() or "0")
-        return [value[first : first + self._index(length) if length else None] for value in values]
 
     def arithmetic(self, expression: str) -> str:
         """Return the value of an arithmetic expression, or the marks of its unknown values."""
@@ -397,7 +392,7 @@ def _braces(raw: str) -> list[str]:
     return [each for item in items for each in _braces(raw[: braces.start()] + item + raw[braces.end() :])]
 
 
-_OPERATORS: Mapping[type, Callable[[int, int], int]] = {
+_OPERATORS: Mapping[type, Callable[..., int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -410,6 +405,9 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.GtE: operator.ge,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
 }
 
 
@@ -427,20 +425,17 @@ def evaluate(expression: str) -> int:
 def _value(node: ast.AST) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd | ast.Not):
-        value = _value(node.operand)
-        return (
-            -value
-            if isinstance(node.op, ast.USub)
-            else value
-            if isinstance(node.op, ast.UAdd)
-            else int(not value)
-        )
     if isinstance(node, ast.BoolOp):
         values = [bool(_value(item)) for item in node.values]
         return int(all(values) if isinstance(node.op, ast.And) else any(values))
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
-        return int(_OPERATORS[type(node.ops[0])](_value(node.left), _value(node.comparators[0])))
+    operation: ast.AST = node
+    operands: list[ast.expr] = []
+    if isinstance(node, ast.UnaryOp):
+        operation, operands = node.op, [node.operand]
+    elif isinstance(node, ast.BinOp):
+        operation, operands = node.op, [node.left, node.right]
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        operation, operands = node.ops[0], [node.left, *node.comparators]
+    if type(operation) in _OPERATORS:
+        return int(_OPERATORS[type(operation)](*map(_value, operands)))
     raise ValueError(f"{type(node).__name__} is not part of an arithmetic expression")

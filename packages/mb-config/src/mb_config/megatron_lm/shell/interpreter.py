@@ -50,6 +50,8 @@ _SHELL_COMMAND = re.compile(r"-[a-z]*c")
 _COMMAND_LINE = re.compile(r"\S\s.*\.py\s|\.py\s.*\S", re.DOTALL)
 """A word that is a command line, as in `ssh HOST "torchrun ..."` and `sbatch --wrap="torchrun ..."`."""
 _OPTION = re.compile(r"^--?[\w-]+=")
+_SIGNS = ("&&", "||", "(", ")", "<", ">")
+"""Words of `[[ ... ]]` that are not expanded."""
 _READING = ("read", "mapfile", "readarray")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _SUCCEED = ("echo", "printf", "mkdir", "pushd", "popd", "ulimit")
@@ -337,7 +339,11 @@ class _Shell:
             return read([word for item in raw for word in self.expander.words(item)], documents, separators)
         if raw[0] == "[[":
             expanded = [
-                self._expression(word) if before == "=~" else self._condition_word(word)
+                self._expression(word)
+                if before == "=~"
+                else word
+                if word in _SIGNS
+                else self.expander.text(word)
                 for before, word in pairwise(raw[:-1])
             ]
             return decide(expanded, patterns=True)
@@ -345,9 +351,6 @@ class _Shell:
             return self.declaration(raw)
         value = self.expander.arithmetic(raw[0][2:-2])
         return None if MARK.search(value) or not value.isdigit() else value != "0"
-
-    def _condition_word(self, raw: str) -> str:
-        return raw if raw in ("&&", "||", "(", ")", "<", ">") else self.expander.text(raw)
 
     def _expression(self, raw: str) -> str:
         """Expand a regular expression. Its quoted parts are literal text."""
@@ -358,9 +361,6 @@ class _Shell:
 
     def test(self, words: list[str]) -> bool | None:
         return decide(words[1:-1] if words[0] == "[" else words[1:], patterns=False)
-
-    def succeed(self, words: list[str]) -> bool:
-        return words[0] != "false"
 
     def change_folder(self, words: list[str]) -> bool:
         folders = [word for word in words[1:] if not word.startswith("-")]
@@ -552,12 +552,11 @@ class _Shell:
             return
 
     def environment(self) -> dict[str, str]:
-        found = {}
-        for name in sorted(self.exported):
-            value = self.variables.get(name)
-            if isinstance(value, str):
-                found[name] = value
-        return found
+        return {
+            name: value
+            for name in sorted(self.exported)
+            if isinstance(value := self.variables.get(name), str)
+        }
 
     def call(self, body: Sequence[Statement], arguments: list[str]) -> bool | None:
         before, self.expander.arguments = self.expander.arguments, arguments
@@ -650,7 +649,8 @@ _FOLLOWED: Mapping[type, Callable[[_Shell, Any], bool | None]] = {
 
 _BUILTINS: Mapping[str, Callable[[_Shell, list[str]], bool | None]] = {
     **dict.fromkeys(("[", "test"), _Shell.test),
-    **dict.fromkeys(("true", ":", "false"), _Shell.succeed),
+    **dict.fromkeys(("true", ":"), lambda _shell, _words: True),
+    "false": lambda _shell, _words: False,
     **dict.fromkeys(("source", "."), _Shell.source),
     "exit": _Shell.exit,
     "exec": _Shell.replace_shell,

@@ -23,14 +23,15 @@ def printed(
         folder: Current folder.
         contents: Function from the name of a file to its text; None for one that cannot be read.
     """
-    if words[0] == "cat" and len(words) == 1:
-        return "".join(f"{body}\n" for body in documents) if documents else None
-    if words[0] == "cat":
-        texts = [contents(name) for name in words[1:]]
-        return None if None in texts else "".join(filter(None, texts))
-    if words[0] == "pwd":
+    command, *arguments = words
+    if command == "pwd":
         return folder
-    return PRINTING[words[0]](words[1:])
+    if command != "cat":
+        return _FUNCTIONS[command](arguments)
+    if not arguments:
+        return "".join(f"{body}\n" for body in documents) if documents else None
+    texts = [contents(name) for name in arguments]
+    return None if None in texts else "".join(filter(None, texts))
 
 
 def _echo(words: Sequence[str]) -> str:
@@ -85,11 +86,9 @@ def _seq(words: Sequence[str]) -> str | None:
     return "".join(f"{number}\n" for number in numbers[:MAX_ITEMS])
 
 
-PRINTING: Mapping[str, Callable[[Sequence[str]], str | None]] = {
+_FUNCTIONS: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "echo": _echo,
     "printf": _printf,
-    "cat": lambda _words: None,
-    "pwd": lambda _words: None,
     "dirname": _of_path(lambda path: str(path.parent)),
     "basename": _basename,
     "readlink": _of_path(str),
@@ -97,4 +96,5 @@ PRINTING: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "expr": _expr,
     "seq": _seq,
 }
-"""Commands whose output is known, and the function of their arguments that returns it."""
+PRINTING = frozenset({"cat", "pwd", *_FUNCTIONS})
+"""Commands whose output is known."""

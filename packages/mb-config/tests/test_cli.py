@@ -92,6 +92,7 @@ def test_settings_that_resolving_rejects_are_errors(run, words, rule, world):
     code, out, err = run("check", *words, *world)
     assert (code, errors_in(out)) == (1, [rule])
     assert ": 1 error, 0 warnings of " in err
+    assert run("show", *words, *world)[0] == 1
 
 
 def test_sections_that_are_not_in_the_file_conflict_with_nothing(tmp_path):
@@ -179,19 +180,6 @@ def test_changes_of_resolving(run):
     changes = changes_in(run("check", "--json", "--world-size", "2", "+mixed_precision=bf16_mixed")[1])
     assert changes["model.bf16"] == (False, True)
     assert changes["validation.eval_global_batch_size"] == (None, 8)
-
-
-def test_rules_are_applied_again_to_the_resolved_configuration(run):
-    code, out, _ = run("check", "--world-size", "2", "validation.eval_micro_batch_size=3")
-    assert (code, errors_in(out)) == (1, ["V119"])
-
-
-def test_settings_that_exclude_each_other(run):
-    code, out, _ = run(
-        "check", "--world-size", "2", "mixed_precision=bf16_mixed", "+model.bf16=false", "--json"
-    )
-    assert (code, [problem["id"] for problem in json.loads(out)["problems"]]) == (1, ["V017"])
-    assert run("show", "--world-size", "2", "mixed_precision=bf16_mixed", "+model.bf16=false")[0] == 1
 
 
 def test_a_file_without_a_training_is_checked_as_it_is(tmp_path):
@@ -329,15 +317,6 @@ def test_a_name_without_a_file_cannot_be_read():
 @pytest.mark.parametrize("arguments", [["check", "a.yaml", "--nonsense"], ["explain", "V242", "more"], []])
 def test_wrong_usage_has_exit_code_two(arguments):
     assert mb_config(*arguments)[0] == 2
-
-
-def test_show_with_origin_masks_secrets(run):
-    code, out, _ = run("show", "--origin", "rng.seed=3")
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert code == 0
-    assert "seed: 3 # command line" in lines
-    assert any(line.startswith("train_iters: 100 # ") and line.endswith("run.yaml:1") for line in lines)
-    assert "abc" not in out
 
 
 def test_explain(run):

@@ -340,21 +340,6 @@ def test_a_resumed_schedule_equals_an_uninterrupted_one(run, first, rest):
     assert group == expected
 
 
-@pytest.mark.parametrize(
-    ("train", "scheduler", "expected"),
-    [
-        ({"train_iters": 100}, {"lr_warmup_iters": 10}, (800, 80, 800)),
-        ({"train_samples": 1000}, {"lr_warmup_fraction": 0.1}, (1000, 100, 1000)),
-        ({"train_iters": 2}, {"lr_warmup_iters": 10}, (16, 15, 16)),
-    ],
-)
-def test_lengths_passed_to_megatrons_scheduler(train, scheduler, expected):
-    section = SchedulerConfig(**scheduler)
-    steps = scheduler_steps(TrainingConfig(global_batch_size=8, **train), section)
-    real, _ = built(section, OptimizerConfig(lr=1.0), steps)
-    assert (real.lr_decay_steps, real.lr_warmup_steps, real.wd_incr_steps) == expected
-
-
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     apart=st.integers(1, 60),

@@ -174,14 +174,6 @@ def test_graphs_by_generation_and_kind_of_model(make_fast, gpu, model, graphs):
     assert not any("check_for" in path for path in found)  # the check of the loss is kept
 
 
-@pytest.mark.parametrize("own", ["model.cuda_graph_impl", "model.use_te_rng_tracker", "rng.te_rng_tracker"])
-def test_without_graphs_nothing_is_taken_of_what_only_graphs_need(make_fast, own):
-    provenance = Provenance({own: "command line"})  # with the value of the default: none, false
-    found = changed(make_fast(perf="h100", hidden_size=1024), provenance=provenance)
-    assert not [path for path in found if "graph" in path or "rng" in path]
-    assert found["model.cross_entropy_loss_fusion"]
-
-
 @pytest.mark.parametrize("check", [{"check_for_nan_in_grad": True}, {"check_for_large_grads": True}], ids=str)
 def test_a_gradient_that_is_read_at_once_is_an_obstacle_to_a_graph_of_the_whole_step(make_fast, check):
     config = make_fast(perf="h100")
@@ -288,6 +280,7 @@ def test_without_a_gpu_only_batches_and_workers_are_tuned(make_fast):
 BELONGS = [
     ("h100", {"hidden_size": 1024}, "model.cuda_graph_impl", "none", ["model.cuda_graph", "te_rng_tracker"]),
     ("h100", {"hidden_size": 1024}, "rng.te_rng_tracker", False, ["model.cuda_graph", "te_rng_tracker"]),
+    ("h100", {}, "model.use_te_rng_tracker", False, ["model.cuda_graph", "te_rng_tracker"]),
     (
         "b200",
         {},

@@ -337,33 +337,11 @@ class Overlap:
         ddp.bucket_size = 100 * self.data_parallel_size
 
 
-@dataclass
-class KeepingOverlap(Overlap):
-    """Overlap that wants to know what the user set."""
-
-    kept: tuple = ()
-
-    def setup(self, model, optimizer, ddp, *, keep=()):
-        self.kept = tuple(keep)
-
-
 def test_overlap_is_set_up_with_the_data_parallel_size(make):
     config = make(comm_overlap=Overlap())
     changes = runtime_config_update(config, world_size=2)
     assert ("ddp.bucket_size", None, 200) in [(change.field, change.old, change.new) for change in changes]
     assert runtime_config_update(config, world_size=2) == []
-
-
-def test_overlap_does_not_overwrite_the_user(make):
-    config = make(comm_overlap=Overlap(), ddp=DistributedDataParallelConfig(overlap_grad_reduce=False))
-    runtime_config_update(config, world_size=2)
-    assert (config.ddp.overlap_grad_reduce, config.ddp.bucket_size) == (False, 200)
-
-
-def test_overlap_receives_the_fields_that_the_user_set(make):
-    config = make(comm_overlap=KeepingOverlap(), ddp=DistributedDataParallelConfig(overlap_grad_reduce=False))
-    runtime_config_update(config, world_size=2)
-    assert "ddp.overlap_grad_reduce" in config.comm_overlap.kept
 
 
 def test_a_config_written_without_defaults_resolves_equally(make, kinds, tmp_path):

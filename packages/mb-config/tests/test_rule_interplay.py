@@ -3,7 +3,6 @@
 import pytest
 
 from mb_config import (
-    ConfigError,
     OptimizerConfig,
     SchedulerConfig,
     TrainingConfig,
@@ -47,20 +46,8 @@ def test_v203_a_fraction_of_the_horizon_is_not_rounded(fraction, warmup):
     assert scheduler_steps(train, SchedulerConfig(lr_warmup_fraction=fraction)).lr_warmup_steps == warmup
 
 
-def test_v203_the_horizon_of_a_growing_batch_is_what_the_steps_consume():
-    train = TrainingConfig(train_iters=100, global_batch_size=8, rampup_batch_size=[4, 4, 40])
-    assert scheduler_steps(train, SchedulerConfig()).lr_decay_steps == 10 * 4 + 90 * 8
-
-
 def test_v208_weight_decays_default_to_the_optimizer():
     assert weight_decays(SchedulerConfig(), OptimizerConfig(weight_decay=0.1)) == (0.1, 0.1)
-
-
-def test_v030_a_layout_that_does_not_fit_is_a_config_error(make):
-    config = make()
-    config.model.tensor_model_parallel_size = 8
-    with pytest.raises(ConfigError, match=r"12 processes are not a multiple of tp x pp x cp = 8 x 1 x 1"):
-        config.set_data_parallel_size(12)
 
 
 def test_v120_to_v180_all_problems_of_a_sharded_run_are_reported_together(make):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mb_config.container.codec import MAX_DEPTH
+from mb_config.container.codec import MAX_DEPTH, join
 from mb_config.errors import ConfigFileError, ConfigFileNotFoundError
 from mb_schema.yaml_settings import EXPONENT, MOST_VALUES, VALUE_ERRORS, settings_loader
 
@@ -73,7 +73,7 @@ def parse_yaml(text: str, *, name: str = "YAML text") -> YamlFile:
     try:
         loader = settings_loader(yaml)(text)
         node = loader.get_single_node()
-        lines = _Lines(name=name).read(node) if node is not None else {}
+        lines = _lines(node, name=name) if node is not None else {}
         data = loader.construct_document(node) if node is not None else {}
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
@@ -103,60 +103,51 @@ def dump_value(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-@dataclass(kw_only=True)
-class _Lines:
-    """Line numbers of the paths in a parsed file. Rejects aliases that contain themselves."""
+def _lines(root: Any, *, name: str) -> dict[str, int]:
+    """Return the line of each path below a node.
 
-    name: str
-    line_of: dict[str, int] = field(default_factory=dict)
-    ancestors: list[Any] = field(default_factory=list)
-    """Nodes around the current one, outermost first."""
+    Raises:
+        ConfigFileError: An alias contains itself, a mapping has a key twice, or there are too many levels or values.
+    """
+    line_of: dict[str, int] = {}
 
-    def read(self, node: Any) -> dict[str, int]:
-        """Return the line of each path below a node."""
-        self._walk(node, "")
-        return self.line_of
+    def error(message: str, path: str, node: Any) -> ConfigFileError:
+        return ConfigFileError(message, path=path, origin=f"{name}:{node.start_mark.line + 1}")
 
-    def _walk(self, node: Any, path: str) -> None:
-        """Note the lines of everything below a node."""
-        if any(node is other for other in self.ancestors):
-            raise self._error("contains itself through an alias", path, node)
-        if len(self.ancestors) > MAX_DEPTH:
-            raise self._error(f"is nested deeper than {MAX_DEPTH} levels", path[:80], node)
-        self.ancestors.append(node)
-        if isinstance(node, yaml.SequenceNode):
-            for index, item in enumerate(node.value):
-                self._note(f"{path}[{index}]", item)
-                self._walk(item, f"{path}[{index}]")
-        elif isinstance(node, yaml.MappingNode):
-            self._keys(node, path)
-        self.ancestors.pop()
-
-    def _keys(self, node: Any, path: str) -> None:
-        """Note the lines of the keys of a mapping; a key of its own overrides that of a merged mapping (`<<`)."""
+    def walk(node: Any, path: str, around: tuple[Any, ...]) -> None:
+        if any(node is other for other in around):
+            raise error("contains itself through an alias", path, node)
+        if len(around) > MAX_DEPTH:
+            raise error(f"is nested deeper than {MAX_DEPTH} levels", path[:80], node)
+        for part in _merged(node):  # keys of the mapping itself follow and take precedence
+            walk(part, path, (*around, node))
         seen: dict[str, int] = {}
-        merged = [value for key, value in node.value if key.tag == _MERGE]
-        for item in (item for value in merged for item in _parts(value)):
-            self._walk(item, path)  # keys of the mapping itself are read later and take precedence
-        for key, value in node.value:
-            if key.tag == _MERGE:
-                continue
-            here = f"{path}.{key.value}" if path else str(key.value)
+        for here, position, value in _items(node, path):
             if here in seen:
-                raise self._error(f"given twice, first on line {seen[here]}", here, key)
-            seen[here] = key.start_mark.line + 1
-            self._note(here, key)
-            self._walk(value, here)
+                raise error(f"given twice, first on line {seen[here]}", here, position)
+            line_of[here] = seen[here] = position.start_mark.line + 1
+            if len(line_of) > MOST_VALUES:
+                raise error(f"aliases make more than {MOST_VALUES} values of this file", "", position)
+            walk(value, here, (*around, node))
 
-    def _note(self, path: str, node: Any) -> None:
-        self.line_of[path] = node.start_mark.line + 1
-        if len(self.line_of) > MOST_VALUES:
-            raise self._error(f"aliases make more than {MOST_VALUES} values of this file", "", node)
-
-    def _error(self, message: str, path: str, node: Any) -> ConfigFileError:
-        return ConfigFileError(message, path=path, origin=f"{self.name}:{node.start_mark.line + 1}")
+    walk(root, "", ())
+    return line_of
 
 
-def _parts(node: Any) -> list[Any]:
-    """Return the mappings of a merge key in reverse order, because the first one takes precedence."""
-    return list(reversed(node.value)) if isinstance(node, yaml.SequenceNode) else [node]
+def _items(node: Any, path: str) -> list[tuple[str, Any, Any]]:
+    """Return the path of each item of a list or mapping, the node with its line, and its value."""
+    if isinstance(node, yaml.SequenceNode):
+        return [(f"{path}[{index}]", item, item) for index, item in enumerate(node.value)]
+    keys = node.value if isinstance(node, yaml.MappingNode) else ()
+    return [(join(path, key.value), key, value) for key, value in keys if key.tag != _MERGE]
+
+
+def _merged(node: Any) -> list[Any]:
+    """Return the mappings that a mapping merges (`<<`) in reverse order, because the first one takes precedence."""
+    values = node.value if isinstance(node, yaml.MappingNode) else ()
+    found = [value for key, value in values if key.tag == _MERGE]
+    return [
+        part
+        for value in found
+        for part in (reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value])
+    ]

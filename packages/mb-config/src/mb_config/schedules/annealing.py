@@ -49,17 +49,18 @@ def distributed_fused_adam_with_cosine_annealing(  # noqa: PLR0913 (the fields o
         weight_decay_incr_style: Course of the weight decay between them.
         lr_decay_style: Course of the learning rate after the warmup.
     """
-    optimizer = _adam(
-        precision,
-        max_lr,
-        min_lr,
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=max_lr,
+        min_lr=0.1 * max_lr if min_lr is None else min_lr,
         weight_decay=weight_decay,
         adam_beta1=adam_beta1,
         adam_beta2=adam_beta2,
         adam_eps=adam_eps,
         clip_grad=clip_grad,
-    )
-    return optimizer, SchedulerConfig(
+        use_distributed_optimizer=True,
+        **_formats(precision),
+    ), SchedulerConfig(
         start_weight_decay=start_weight_decay,
         end_weight_decay=end_weight_decay,
         weight_decay_incr_style=weight_decay_incr_style,
@@ -89,14 +90,14 @@ def distributed_fused_adam_with_cosine_annealing_samples(  # noqa: PLR0913 (the 
     None for `lr_warmup_samples` means no warmup, for `lr_decay_samples` the samples of the run. The others are those of
     `distributed_fused_adam_with_cosine_annealing`.
     """
-    optimizer = _adam(
+    optimizer, _ = distributed_fused_adam_with_cosine_annealing(
         precision,
-        max_lr,
-        min_lr,
-        weight_decay=weight_decay,
         adam_beta1=adam_beta1,
         adam_beta2=adam_beta2,
         adam_eps=adam_eps,
+        weight_decay=weight_decay,
+        max_lr=max_lr,
+        min_lr=min_lr,
         clip_grad=clip_grad,
     )
     return optimizer, _cosine(lr_warmup_samples=lr_warmup_samples or 0, lr_decay_samples=lr_decay_samples)
@@ -145,18 +146,6 @@ def distributed_muon_with_cosine_annealing(  # noqa: PLR0913 (the fields of two 
         **_formats(precision),
     )
     return optimizer, _cosine(lr_warmup_iters=lr_warmup_iters, lr_decay_iters=lr_decay_iters)
-
-
-def _adam(precision: str, max_lr: float, min_lr: float | None, **values: float) -> OptimizerConfig:
-    """Return Adam with a sharded state, of whose fields `values` are given."""
-    fields: dict[str, Any] = {**values, **_formats(precision)}
-    return OptimizerConfig(
-        optimizer="adam",
-        lr=max_lr,
-        min_lr=0.1 * max_lr if min_lr is None else min_lr,
-        use_distributed_optimizer=True,
-        **fields,
-    )
 
 
 def _cosine(**lengths: int | None) -> SchedulerConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -54,12 +53,33 @@ def scheduler_steps(
         ValueError: If the training length or the global batch size is not set, or the decay has no length (V204).
     """
     if train.train_samples is not None:
-        return _in_sequences(train.train_samples, scheduler)
+        horizon = scheduler.lr_decay_samples
+        return _steps(
+            scheduler,
+            horizon=train.train_samples if horizon is None else horizon,
+            warmup=scheduler.lr_warmup_samples,
+            last=scheduler.lr_wsd_decay_samples,
+            length=train.train_samples,
+        )
 
     def after(steps: int) -> int:
         return sequences_after(steps, train, data_parallel_size=data_parallel_size, seq_length=seq_length)
 
-    return _in_steps(train, scheduler, after)
+    length = train.train_iters if scheduler.max_steps is None else scheduler.max_steps
+    if length is None:
+        raise ValueError(
+            "train.train_iters: is not set, and neither is train.train_samples, because the length of the schedule "
+            "follows from them. Set one of the two."
+        )
+    given = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
+    decay, last = length if given is None else given, scheduler.lr_wsd_decay_iters
+    return _steps(
+        scheduler,
+        horizon=after(decay),
+        warmup=after(scheduler.lr_warmup_iters),
+        last=None if last is None else after(decay) - after(max(decay - last, 0)),
+        length=after(length),
+    )
 
 
 def length_overrides(train: TrainingConfig, steps: int) -> tuple[str, ...]:
@@ -90,7 +110,15 @@ def sequences_after(
         ValueError: If the global batch size is not set, or the schedule cannot be parsed.
     """
     unit = (train.micro_batch_size or 1) * (data_parallel_size or 1)
-    stages = _stages(train, seq_length=seq_length)
+    stages: tuple[BatchStage, ...]
+    if train.step_batch_size_schedule is not None:
+        stages = scheduled_stages(train.step_batch_size_schedule, seq_length=seq_length)
+    elif train.global_batch_size is not None:
+        stages = unscheduled_stages(global_batch_size=train.global_batch_size, ramp=train.rampup_batch_size)
+    else:
+        raise ValueError(
+            "train.global_batch_size: is not set, because a step counts as that many sequences. Set it to 1 or more."
+        )
     return sequences_in(steps, stages, unit=unit if train.decrease_batch_size_if_needed else 1)
 
 
@@ -111,34 +139,6 @@ def epoch_iterations(num_epochs: float, *, dataset_size: int, global_batch_size:
     return math.ceil(Fraction(str(num_epochs)) * dataset_size / global_batch_size)  # 0.1 is exactly a tenth
 
 
-def _in_sequences(length: int, scheduler: SchedulerConfig) -> SchedulerSteps:
-    horizon = length if scheduler.lr_decay_samples is None else scheduler.lr_decay_samples
-    return _steps(
-        scheduler,
-        horizon=horizon,
-        warmup=scheduler.lr_warmup_samples,
-        last=scheduler.lr_wsd_decay_samples,
-        length=length,
-    )
-
-
-def _in_steps(
-    train: TrainingConfig, scheduler: SchedulerConfig, after: Callable[[int], int]
-) -> SchedulerSteps:
-    """Return the lengths of a schedule in steps. `after` maps a step to the number of sequences consumed after it."""
-    length = _iterations(train) if scheduler.max_steps is None else scheduler.max_steps
-    given = scheduler.lr_decay_iters if scheduler.max_steps is None else scheduler.max_steps
-    decay = length if given is None else given
-    last = scheduler.lr_wsd_decay_iters
-    return _steps(
-        scheduler,
-        horizon=after(decay),
-        warmup=after(scheduler.lr_warmup_iters),
-        last=None if last is None else after(decay) - after(max(decay - last, 0)),
-        length=after(length),
-    )
-
-
 def _steps(
     scheduler: SchedulerConfig, *, horizon: int, warmup: int, last: int | None, length: int
 ) -> SchedulerSteps:
@@ -155,17 +155,15 @@ def _steps(
     if last is None and scheduler.lr_decay_style == "WSD":
         last = horizon
     fraction = scheduler.lr_warmup_fraction
-    wanted = warmup if fraction is None else _whole(fraction * horizon)
+    wanted: int | float = warmup if fraction is None else fraction * horizon
+    if isinstance(wanted, float) and wanted.is_integer():
+        wanted = int(wanted)
     return SchedulerSteps(
         lr_decay_steps=horizon,
         lr_warmup_steps=wanted if wanted < horizon else horizon - 1,
         wd_incr_steps=length,
         wsd_decay_steps=last,
     )
-
-
-def _whole(length: float) -> int | float:
-    return int(length) if length.is_integer() else length
 
 
 def weight_decays(scheduler: SchedulerConfig, optimizer: OptimizerConfig) -> tuple[float, float]:
@@ -178,26 +176,3 @@ def weight_decays(scheduler: SchedulerConfig, optimizer: OptimizerConfig) -> tup
         start, end = (end if start is None else start), (start if end is None else end)
     default = optimizer.weight_decay
     return (default if start is None else start), (default if end is None else end)
-
-
-def _stages(train: TrainingConfig, *, seq_length: int | None) -> tuple[BatchStage, ...]:
-    if train.step_batch_size_schedule is not None:
-        return scheduled_stages(train.step_batch_size_schedule, seq_length=seq_length)
-    return unscheduled_stages(global_batch_size=_batch(train), ramp=train.rampup_batch_size)
-
-
-def _batch(train: TrainingConfig) -> int:
-    if train.global_batch_size is None:
-        raise ValueError(
-            "train.global_batch_size: is not set, because a step counts as that many sequences. Set it to 1 or more."
-        )
-    return train.global_batch_size
-
-
-def _iterations(train: TrainingConfig) -> int:
-    if train.train_iters is None:
-        raise ValueError(
-            "train.train_iters: is not set, and neither is train.train_samples, because the length of the schedule "
-            "follows from them. Set one of the two."
-        )
-    return train.train_iters

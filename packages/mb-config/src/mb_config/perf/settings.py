@@ -36,12 +36,8 @@ def _always(target: PerfTarget) -> bool:
     return True
 
 
-def _trained_from_scratch(target: PerfTarget) -> bool:
-    return target.one_layout and not target.fine_tuning
-
-
 def _fused_gradients(target: PerfTarget) -> bool:
-    return _trained_from_scratch(target) and not target.fsdp
+    return target.one_layout and not (target.fine_tuning or target.fsdp)
 
 
 def _fused_loss(target: PerfTarget) -> bool:
@@ -63,10 +59,6 @@ def _experts(target: PerfTarget) -> bool:
     return target.one_layout and bool(target.model("num_moe_experts")) and target.engine
 
 
-def _gathering_experts(target: PerfTarget) -> bool:
-    return _experts(target) and target.model("moe_token_dispatcher_type") == "allgather"
-
-
 def _sharded_optimizer(target: PerfTarget) -> bool:
     return target.one_layout and target.adam and not target.fsdp
 
@@ -75,7 +67,7 @@ def _precision_aware(target: PerfTarget) -> bool:
     sharded = _sharded_optimizer(target) and target.get("optimizer.use_distributed_optimizer")
     installed = target.facts.get("transformer_engine") is not False
     # in eight bits, except by delayed scaling, Megatron Core keeps float32 weights itself: nothing is saved
-    return bool(sharded and target.bf16 and not target.eight_bits and installed)
+    return bool(sharded and target.computes_in("bf16") and not target.eight_bits and installed)
 
 
 def _averaged_on_the_way(target: PerfTarget) -> bool:
@@ -91,10 +83,6 @@ def _one_queue(target: PerfTarget) -> bool:
     ordered = target.size("tensor") * target.size("context") > 1
     overlapped = getattr(target.config.comm_overlap, "overlap_moe_expert_parallel_comm", False)
     return target.hopper and ordered and not overlapped
-
-
-def _many_queues(target: PerfTarget) -> bool:
-    return target.blackwell
 
 
 PRECISIONS = {
@@ -169,7 +157,7 @@ MODEL: tuple[FastSetting, ...] = (
         path="model.moe_token_dispatcher_type",
         value="alltoall",
         why="a rank receives only the tokens of its experts",
-        when=_gathering_experts,
+        when=lambda target: _experts(target) and target.model("moe_token_dispatcher_type") == "allgather",
     ),
     FastSetting(
         path="model.deallocate_pipeline_outputs",
@@ -235,7 +223,7 @@ VARIABLES: tuple[FastSetting, ...] = (
         path="CUDA_DEVICE_MAX_CONNECTIONS",
         value=32,
         why="Blackwell orders launches itself, and streams do not block each other in separate queues",
-        when=_many_queues,
+        when=lambda target: target.blackwell,
     ),
     FastSetting(
         path="TORCH_NCCL_HIGH_PRIORITY",
@@ -324,7 +312,11 @@ def whole_step(target: PerfTarget) -> str | None:
     experts = target.model("num_moe_experts") or target.model("hybrid_layer_pattern")
     further = target.model("mtp_num_layers") or target.size("pipeline") > 1 or target.fsdp
     # The scale of the loss is a new tensor whenever it changes, which a graph would not see.
-    host = target.fp16 or target.reads_losses_at_once or module_names(target.model("cuda_graph_modules"))
+    host = (
+        target.computes_in("fp16")
+        or target.reads_losses_at_once
+        or module_names(target.model("cuda_graph_modules"))
+    )
     if not (target.hopper or target.blackwell) or not _static(target) or experts or further or host:
         return None
     return (

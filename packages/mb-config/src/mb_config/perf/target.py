@@ -54,19 +54,11 @@ class PerfTarget:
     @property
     def eight_bits(self) -> bool:
         """Whether matrix products are computed in eight bits or fewer."""
-        precision = self.config.mixed_precision
-        chosen = precision_field(precision, "fp8") or precision_field(precision, "fp4")
-        return bool(self.precision or chosen or self.model("fp8") or self.model("fp4"))
+        return bool(self.precision) or self.computes_in("fp8") or self.computes_in("fp4")
 
-    @property
-    def bf16(self) -> bool:
-        """Whether the parameters of the model are BF16, as written or by the precision recipe."""
-        return bool(precision_field(self.config.mixed_precision, "bf16") or self.model("bf16"))
-
-    @property
-    def fp16(self) -> bool:
-        """Whether the parameters of the model are FP16, whose losses are scaled."""
-        return bool(precision_field(self.config.mixed_precision, "fp16") or self.model("fp16"))
+    def computes_in(self, name: str) -> bool:
+        """Return whether a format such as "bf16" is set, in the model or by the precision recipe."""
+        return bool(precision_field(self.config.mixed_precision, name) or self.model(name))
 
     @property
     def reads_losses_at_once(self) -> bool:

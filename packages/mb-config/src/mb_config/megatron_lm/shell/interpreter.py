@@ -127,20 +127,13 @@ class _Output:
 
 class _Shell:
     def __init__(
-        self,
-        found: Interpretation,
-        *,
-        fixed: frozenset[str],
-        arguments: list[str],
-        path: Path | None,
-        exported: set[str] | None = None,
-        depth: int = 0,
-        printing: _Output | None = None,
+        self, found: Interpretation, *, fixed: frozenset[str], arguments: list[str], path: Path | None
     ) -> None:
-        self.found, self.fixed, self.path, self.depth, self.printing = found, fixed, path, depth, printing
+        self.found, self.fixed, self.path, self.depth = found, fixed, path, 0
         self.variables = found.variables
+        self.printing: _Output | None = None
         self.stdin: list[str] | None = None
-        self.exported = exported if exported is not None else set()
+        self.exported: set[str] = set()
         self.functions: dict[str, list[Statement]] = {}
         self.expander = Expander(self.variables, arguments, str(path or "script.sh"))
         self.expander.assign, self.expander.output = self.assign, self.output
@@ -358,9 +351,6 @@ class _Shell:
         return "".join(
             re.escape(text) if quoted and not MARK.search(text) else text for text, quoted in parts
         )
-
-    def test(self, words: list[str]) -> bool | None:
-        return decide(words[1:-1] if words[0] == "[" else words[1:], patterns=False)
 
     def change_folder(self, words: list[str]) -> bool:
         folders = [word for word in words[1:] if not word.startswith("-")]
@@ -591,16 +581,9 @@ class _Shell:
         found: Interpretation | None = None,
         printing: _Output | None = None,
     ) -> "_Shell":
-        child = _Shell(
-            found or self.found,
-            fixed=self.fixed,
-            arguments=arguments,
-            path=path,
-            exported={*self.exported},
-            depth=self.depth + 1,
-            printing=printing or self.printing,
-        )
-        child.functions = {**self.functions}
+        child = _Shell(found or self.found, fixed=self.fixed, arguments=arguments, path=path)
+        child.exported, child.functions = {*self.exported}, {**self.functions}
+        child.depth, child.printing = self.depth + 1, printing or self.printing
         return child
 
     def contained(self, text: str) -> None:
@@ -648,7 +631,8 @@ _FOLLOWED: Mapping[type, Callable[[_Shell, Any], bool | None]] = {
 }
 
 _BUILTINS: Mapping[str, Callable[[_Shell, list[str]], bool | None]] = {
-    **dict.fromkeys(("[", "test"), _Shell.test),
+    "[": lambda _shell, words: decide(words[1:-1], patterns=False),
+    "test": lambda _shell, words: decide(words[1:], patterns=False),
     **dict.fromkeys(("true", ":"), lambda _shell, _words: True),
     "false": lambda _shell, _words: False,
     **dict.fromkeys(("source", "."), _Shell.source),

@@ -1,7 +1,7 @@
 """Problems: reported together, with values, origins, reasons and fixes."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
@@ -20,15 +20,12 @@ from mb_config.preflight.facts import collect_facts
 from mb_config.preflight.problems import explain_equivalent
 from mb_schema.rule_kinds import in_range
 
-EVEN = Rule(
-    id="X1",
-    fields=("a.size",),
-    test=lambda size: f"{size} is odd" if size is not None and size % 2 else None,
-    why="pairs are made",
-    fix="Set a.size to an even number.",
-    fails={"a.size": 3},
-    passes={"a.size": 2},
-)
+
+def rule(test, *fields, id="X1", why="pairs are made", fix="Set a.size to an even number."):
+    return Rule(id=id, fields=fields, test=test, why=why, fix=fix, fails={}, passes={})
+
+
+EVEN = rule(lambda size: f"{size} is odd" if size is not None and size % 2 else None, "a.size")
 PROBLEM = Problem(
     id="X1",
     fields=("a.size",),
@@ -69,14 +66,11 @@ def test_other_values_as_json():
     assert problem.to_dict()["values"] == {"a": [1, {"b": [2]}], "c": str(len)}
 
 
-RATIO = Rule(
+RATIO = rule(
+    lambda size, parts: f"{size} is below {parts}" if size < (parts or 1) else None,
+    "a.size",
+    "a.parts",
     id="X2",
-    fields=("a.size", "a.parts"),
-    test=lambda size, parts: f"{size} is below {parts}" if size < (parts or 1) else None,
-    why="no part is empty",
-    fix="Set a.size to at least a.parts.",
-    fails={"a.size": 3, "a.parts": 4},
-    passes={"a.size": 3, "a.parts": 3},
 )
 
 
@@ -129,17 +123,9 @@ def test_every_rule_can_be_checked_without_sections():
 
 
 def test_a_rule_can_read_a_complete_section():
-    rule = Rule(
-        id="X1",
-        fields=("profiling",),
-        test=lambda section: "profiling is set",
-        why="there is no profiler",
-        fix="Remove it.",
-        fails={"profiling": {}},
-        passes={},
-    )
-    assert [problem.id for problem in check({"profiling": {"start": 1}}, [rule])] == ["X1"]
-    assert check({}, [rule]) == []
+    present = rule(lambda section: "profiling is set", "profiling")
+    assert [problem.id for problem in check({"profiling": {"start": 1}}, [present])] == ["X1"]
+    assert check({}, [present]) == []
 
 
 def test_facts_come_from_the_arguments_of_check(make):
@@ -161,16 +147,12 @@ def test_a_package_that_is_not_installed_is_known_to_be_missing():
 
 
 def test_a_rule_that_prints_a_secret_prints_it_masked():
-    rule = Rule(
-        id="X1",
-        fields=("logger.comet_api_key", "logger.name"),
-        test=lambda key, name: f"{key!r} is set together with name={name}, that is comet_api_key={key}",
-        why="no service receives it",
-        fix="Unset it.",
-        fails={"logger.comet_api_key": "x"},
-        passes={},
+    both = rule(
+        lambda key, name: f"{key!r} is set together with name={name}, that is comet_api_key={key}",
+        "logger.comet_api_key",
+        "logger.name",
     )
-    found = check({"logger": {"comet_api_key": "s3cret-value", "name": "run"}}, [rule])
+    found = check({"logger": {"comet_api_key": "s3cret-value", "name": "run"}}, [both])
     assert [problem.message for problem in found] == [
         "'<masked>' is set together with name=run, that is comet_api_key=<masked>"
     ]
@@ -178,23 +160,15 @@ def test_a_rule_that_prints_a_secret_prints_it_masked():
 
 
 def test_python_literals_in_messages_are_written_as_in_a_file():
-    rule = replace(EVEN, test=lambda size: "bf16=False, pp=None, not True")
-    assert check({"a": {"size": 3}}, [rule])[0].message == "bf16=false, pp=null, not True"
+    literal = rule(lambda size: "bf16=False, pp=None, not True", "a.size")
+    assert check({"a": {"size": 3}}, [literal])[0].message == "bf16=false, pp=null, not True"
 
 
 def test_a_notebook_shows_problems_as_a_table():
-    rule = Rule(
-        id="X1",
-        fields=("a.b",),
-        test=lambda value: f"is {value}",
-        why="it is <b>",
-        fix="Change it.",
-        fails={"a.b": 1},
-        passes={"a.b": 0},
-    )
-    html = check({"a": {"b": "<script>"}}, [rule])._repr_html_()
+    marked = rule(lambda value: f"is {value}", "a.b", why="it is <b>", fix="Change it.")
+    html = check({"a": {"b": "<script>"}}, [marked])._repr_html_()
     assert "<code>a.b</code>: is &lt;script&gt;<br><small>because it is &lt;b&gt;. Change it.</small>" in html
-    assert check({}, [rule])._repr_html_() == "<p>No problems.</p>"
+    assert check({}, [marked])._repr_html_() == "<p>No problems.</p>"
 
 
 def test_a_constraint_of_another_program_is_explained_by_its_rules():

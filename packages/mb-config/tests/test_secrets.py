@@ -192,67 +192,39 @@ def test_the_value_of_an_argument_is_masked_if_it_is_a_secret():
     assert masked_argument("gpt_tiny") == "gpt_tiny"
 
 
-def rule(test):
-    return Rule(
-        id="X", fields=("checkpoint.storage_options",), test=test, why="y", fix="z", fails={}, passes={}
-    )
+def rule(test, *fields):
+    return Rule(id="X", fields=fields, test=test, why="y", fix="z", fails={}, passes={})
 
 
 @pytest.mark.parametrize(
     "options", [{"secret": CLEAR}, {"client": {"password": CLEAR}}, {"url": f"s3://me:{CLEAR}@host"}]
 )
 def test_the_message_of_a_rule_has_no_secret_inside_a_value(options):
-    problem = rule(lambda given: f"requires storage ({given})").check({"checkpoint.storage_options": options})
+    storage = rule(lambda given: f"requires storage ({given})", "checkpoint.storage_options")
+    problem = storage.check({"checkpoint.storage_options": options})
     assert problem.message == f"requires storage ({problem.values['checkpoint.storage_options']})"
     assert CLEAR not in str(problem)
     assert MASK in str(problem)
 
 
 def test_a_rule_on_the_text_of_a_secret_prints_none():
-    short = Rule(
-        id="X",
-        fields=("a.password",),
-        test=lambda given: f"{given}: short" if len(given) < len(MASK) else None,
-        why="y",
-        fix="z",
-        fails={},
-        passes={},
-    )
+    short = rule(lambda given: f"{given}: short" if len(given) < len(MASK) else None, "a.password")
     assert short.check({"a.password": "S3CRET"}).message == f"{MASK}: short"
 
 
 @pytest.mark.parametrize("other", ["", "h"])
 def test_only_the_secret_is_replaced_in_a_message(other):
-    short = Rule(
-        id="X",
-        fields=("a.password", "a.user"),
-        test=lambda given, user: f"{given}: short" if len(given) < len(MASK) else None,
-        why="y",
-        fix="z",
-        fails={},
-        passes={},
+    short = rule(
+        lambda given, user: f"{given}: short" if len(given) < len(MASK) else None, "a.password", "a.user"
     )
     assert short.check({"a.password": "S3CRET", "a.user": other}).message == f"{MASK}: short"
 
 
 def test_a_number_that_is_a_secret_is_not_printed_by_a_rule_on_its_type():
-    text = Rule(
-        id="X",
-        fields=("a.password",),
-        test=lambda given: None if isinstance(given, str) else f"{given}: not text",
-        why="y",
-        fix="z",
-        fails={},
-        passes={},
-    )
+    text = rule(lambda given: None if isinstance(given, str) else f"{given}: not text", "a.password")
     assert text.check({"a.password": 12345678}).message == f"{MASK}: not text"
 
 
 def test_a_value_without_secrets_is_passed_as_it_is():
     options = {"a": {1, 2}, "eos_token": "x"}
-    assert (
-        rule(lambda _given: "x")
-        .check({"checkpoint.storage_options": options})
-        .values["checkpoint.storage_options"]
-        is options
-    )
+    assert rule(lambda _given: "x", "a.options").check({"a.options": options}).values["a.options"] is options

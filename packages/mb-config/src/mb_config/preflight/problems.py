@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from typing import Protocol
 
 from mb_config.errors import ConfigurationError
 from mb_schema import rules as _rules
 from mb_schema.rules import NOTHING, Problem, Rule, RuleError, explain
-from mb_schema.secrets import MASK, is_secret, leaf, masked, masked_text
 from mb_schema.value_types import reject_wrong_types
 
 _WEIGHT = {"warning": 0, "error": 1}
@@ -106,16 +104,6 @@ def concerns(item: Problem | Rule, path: str) -> bool:
     """Return whether a problem or a rule reads a field, its section or a part of the field."""
     path = path.partition("[")[0]  # an item of a list concerns the entire list
     return any(f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in item.fields)
-
-
-def without_secrets(problem: Problem) -> Problem:
-    """Return a problem with secrets masked, so that rules need not know which of their values are secret."""
-    message = problem.message
-    for path, value in problem.values.items():
-        if is_secret(leaf(path), value):
-            message = message.replace(str(value), MASK)
-    values = {path: masked(leaf(path), value) for path, value in problem.values.items()}
-    return replace(problem, message=masked_text(message), values=values)
 
 
 def merge_problems(as_written: Sequence[Problem], as_resolved: Sequence[Problem]) -> list[Problem]:

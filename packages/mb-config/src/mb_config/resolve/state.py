@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from mb_config.container.field_access import get_field, has_field, set_field
 from mb_config.overrides.provenance import DEFAULT, Provenance, given_paths, remember_resolved
-from mb_config.preflight.problems import without_secrets
 from mb_schema.rules import Problem
-from mb_schema.secrets import leaf, masked
+from mb_schema.secrets import MASK, is_secret, leaf, masked, masked_text
 from mb_schema.sections import SET_IN_CODE
 
 
@@ -135,19 +134,19 @@ class ResolverState:
         return [*(change for change in net.values() if change.old != change.new), *self.rejected]
 
     def conflict(self, paths: tuple[str, ...], *, rule: str, message: str, why: str, fix: str) -> None:
-        """Record two settings that exclude each other."""
+        """Record two settings that exclude each other. Secrets are masked, as those of a violated rule."""
+        values = {path: self.get(path) if "." in path else getattr(self.config, path) for path in paths}
+        for path, value in values.items():
+            if is_secret(leaf(path), value):
+                message = message.replace(str(value), MASK)
         self.problems.append(
-            without_secrets(
-                Problem(
-                    id=rule,
-                    fields=paths,
-                    message=message,
-                    why=why,
-                    fix=fix,
-                    values={
-                        path: self.get(path) if "." in path else getattr(self.config, path) for path in paths
-                    },
-                    origin={path: self.provenance.origin(path) for path in paths},
-                )
+            Problem(
+                id=rule,
+                fields=paths,
+                message=masked_text(message),
+                why=why,
+                fix=fix,
+                values={path: masked(leaf(path), value) for path, value in values.items()},
+                origin={path: self.provenance.origin(path) for path in paths},
             )
         )

@@ -105,10 +105,3 @@ def test_order_of_resolving(make):
 
     runtime_config_update(config, world_size=2, rules=[Last])
     assert overlap.trace == [("overlap", True, 2), ("rules", True, 8)]
-
-
-def test_rules_read_the_resolved_configuration(make):
-    config = make()
-    config.rng.seed = 0
-    with pytest.raises(ConfigError, match="V240"):
-        runtime_config_update(config, world_size=2, rules=RULES)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol, runtime_checkable
 
 from mb_config.preflight.problems import origin_texts
 from mb_config.resolve.fallbacks import NO_TRANSFORMER_ENGINE
 from mb_schema import exit_codes
 from mb_schema.exit_codes import FAILURE
-from mb_schema.rules import Problem
+from mb_schema.rules import Problem, RuleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +57,12 @@ def _entry(problem: Problem, colours: Colours) -> list[str]:
     return [head, *(f"      {text}" for text in (*body, *origin_texts(problem)))]
 
 
-@runtime_checkable
-class RejectedConfig(Protocol):
-    """Error of violated rules, of any package."""
-
-    @property
-    def problems(self) -> Sequence[Problem | str]:
-        """Every problem, or a line of text for each."""
-
-
 def message_of(error: BaseException) -> tuple[str, int] | None:
-    """Return the message and the exit code of an error that a user can cause, or None for any other error."""
-    if isinstance(error, RejectedConfig):
-        problems = [each for each in error.problems if not isinstance(each, str)]
-        if len(problems) == len(error.problems):
-            return problem_lines(problems), FAILURE
-    return exit_codes.message_of(error)
+    """Return the message and the exit code of an error that a user can cause, or None for any other error.
 
-
-def problem_lines(problems: Sequence[Problem]) -> str:
-    """Return the number of problems, and the problems as `check` lists them."""
-    head = f"the configuration has {counted(len(problems), 'problem')}"
-    return "\n".join([head, *listing(problems, Colours(False))])
+    Violated rules, of any package, are listed as `check` lists them, after their number.
+    """
+    if not isinstance(error, RuleError):
+        return exit_codes.message_of(error)
+    head = f"the configuration has {counted(len(error.problems), 'problem')}"
+    return "\n".join([head, *listing(error.problems, Colours(False))]), FAILURE

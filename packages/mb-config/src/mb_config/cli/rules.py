@@ -115,8 +115,7 @@ def _in_package(owners: Mapping[str, Sequence[Rule]], package: str | None) -> It
     if package is not None and package not in owners:
         raise UnknownPackageError(f"{package}: has no rules. Packages with rules: {', '.join(owners)}.")
     for owner in owners if package is None else (package,):
-        for rule in owners[owner]:
-            yield owner, rule
+        yield from ((owner, rule) for rule in owners[owner])
 
 
 def _reads(rule: Rule, field: str) -> bool:

@@ -168,19 +168,14 @@ MODEL: tuple[FastSetting, ...] = (
 )
 """Settings of the model without CUDA graphs and recomputation."""
 
-SHARDED_OPTIMIZER: tuple[FastSetting, ...] = (
+SHARDED_OPTIMIZER: tuple[FastSetting, ...] = tuple(
     FastSetting(
-        path="ddp.use_distributed_optimizer",
+        path=f"{section}.use_distributed_optimizer",
         value=True,
         why="each replica updates its share of the weights",
         when=_sharded_optimizer,
-    ),
-    FastSetting(
-        path="optimizer.use_distributed_optimizer",
-        value=True,
-        why="each replica updates its share of the weights",
-        when=_sharded_optimizer,
-    ),
+    )
+    for section in ("ddp", "optimizer")
 )
 """The two fields of the distributed optimizer, which are set together."""
 
@@ -255,29 +250,23 @@ VARIABLES: tuple[FastSetting, ...] = (
         why="memory of varying sizes does not fragment",
         when=lambda target: target.variable("PYTORCH_ALLOC_CONF") is None,
     ),
-    FastSetting(
-        path="NVTE_FWD_LAYERNORM_SM_MARGIN",
-        value=20,
-        why="norms leave SMs to collectives, which would wait otherwise",
-        when=_communicates,
+    *(
+        FastSetting(
+            path=f"NVTE_{way}_LAYERNORM_SM_MARGIN",
+            value=20,
+            why="norms leave SMs to collectives, which would wait otherwise",
+            when=_communicates,
+        )
+        for way in ("FWD", "BWD")
     ),
-    FastSetting(
-        path="NVTE_BWD_LAYERNORM_SM_MARGIN",
-        value=20,
-        why="norms leave SMs to collectives, which would wait otherwise",
-        when=_communicates,
-    ),
-    FastSetting(
-        path="NVTE_NORM_FWD_USE_CUDNN",
-        value=1,
-        why="cuDNN's norms are fused with the conversion to eight bits",
-        when=lambda target: target.eight_bits,
-    ),
-    FastSetting(
-        path="NVTE_NORM_BWD_USE_CUDNN",
-        value=1,
-        why="cuDNN's norms are fused with the conversion to eight bits",
-        when=lambda target: target.eight_bits,
+    *(
+        FastSetting(
+            path=f"NVTE_NORM_{way}_USE_CUDNN",
+            value=1,
+            why="cuDNN's norms are fused with the conversion to eight bits",
+            when=lambda target: target.eight_bits,
+        )
+        for way in ("FWD", "BWD")
     ),
 )
 """Environment variables. The first that applies is taken for a name."""

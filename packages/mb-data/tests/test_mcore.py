@@ -343,6 +343,23 @@ class TestRefused:
         with pytest.raises(NotEnoughSamplesError, match=f"the valid split has {shortest - 1} tokens"):
             build(train=0, valid=1, blend_per_split=[None, blend, None], **values)
 
+    def test_a_blend_of_which_one_part_is_drawn_beyond_the_surplus(self, tmp_path):
+        prefixes = [str(tmp_path / str(number)) for number in range(8)]
+        for prefix in prefixes:
+            with IndexedWriter(prefix, dtype=np.uint16) as writer:
+                writer.add_document(range(9))  # one sample
+        # each of 7 parts takes at least one sample, so that the blend has 17, and 16.9 of the first part
+        values = {
+            "blend_per_split": [(prefixes, [1000.0] + [1.0] * 7), None, None],
+            "split": None,
+            "valid": 0,
+        }
+        with pytest.raises(
+            NotEnoughSamplesError, match=r"dataset.mid_level_dataset_surplus: 0.005 .* in excess of"
+        ):
+            build(train=10, **values)
+        assert len(build(train=10, mid_level_dataset_surplus=1.0, **values)[0]) == 17
+
     def test_more_samples_than_an_unweighted_blend_has(self, write_pair):
         a, b = (write_pair(name, documents=20) for name in "ab")
         with pytest.raises(NotEnoughSamplesError, match="that the run needs"):

@@ -72,7 +72,8 @@ def build_gpt_datasets(
         DataPathError: The files of a rank have other documents than those of rank 0.
         IndexedFormatError: A cached index contains Python objects instead of numbers. Access to a sample raises it too,
             if a token is not in the vocabulary of the tokenizer.
-        NotEnoughSamplesError: A split has no tokens, or an unweighted blend has fewer samples than requested.
+        NotEnoughSamplesError: A split has no tokens, an unweighted blend has fewer samples than requested, or
+            `mid_level_dataset_surplus` is too small for a weighted one.
         OpenFilesError: The datasets keep more files open than this process may open.
         PermissionError: The folder for the indices cannot be written.
         TokenizerError: The tokenizer for a text corpus is one of Megatron's.
@@ -129,7 +130,15 @@ def _build_with_megatron(config: Any, context: DatasetBuildContext, sizes: list[
     kind = MockGPTDataset if config.mock else GPTDataset
     dataset_class = _with_progress(kind, context.progress, config, sizes)
     builder = BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: True, config)
-    return build_indices(lambda: list(builder.build()), folder=folder)
+    try:
+        return build_indices(lambda: list(builder.build()), folder=folder)
+    except (
+        IndexError
+    ) as error:  # small shares are rounded up, so that a large one exceeds the samples of its dataset
+        raise NotEnoughSamplesError(
+            f"dataset.mid_level_dataset_surplus: {config.mid_level_dataset_surplus} is too small for the weights of "
+            f"the blend and these numbers of samples ({error}). Increase it, or draw more samples."
+        ) from error
 
 
 def content_on_all_ranks(

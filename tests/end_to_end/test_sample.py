@@ -40,6 +40,14 @@ def test_the_same_seed_samples_the_same_text(run, capsys):
     assert sampled(run, capsys, tokens=40) != sampled(run, capsys, tokens=40, seed=2)
 
 
+def test_the_text_ends_at_the_tokens_of_generation_config(run, capsys):
+    file = sorted((run / "checkpoints").glob("iter_*"))[-1] / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": list(range(300))}))
+    text = sampled(run, capsys)
+    file.unlink()
+    assert text == "the loop\n"
+
+
 def test_several_prompts_give_rows_of_json_and_a_chat_needs_a_template(run, capsys):
     words = ("sample", run, "--prompt", "the loop", "--prompt", "if", "--tokens", 4, "--temperature", 0.0)
     assert exit_code_of(*words, "--json") == 0

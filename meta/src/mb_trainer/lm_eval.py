@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_data.trainer_api import EvaluationTokenizer
-from mb_models.trainer_api import TrainedLM, register_model, require_text_family
+from mb_models.trainer_api import TrainedLM, register_model, require_text_family, stop_tokens
 from mb_trainer.run.saved_run import SavedRun
 from mb_trainer.sampling import loaded_model, processes
 
@@ -25,7 +25,14 @@ def open_lm(
     require_text_family(saved.config.model)
     with loaded_model(saved, tokenizer_vocab_size=texts.vocab_size) as model:
         info = {"run": str(run), "step": saved.checkpoint.step}
-        yield TrainedLM.of(model, texts, context_length=saved.config.model.seq_length, info=info, **options)
+        yield TrainedLM.of(
+            model,
+            texts,
+            context_length=saved.config.model.seq_length,
+            stop_tokens=stop_tokens(saved.checkpoint.path),
+            info=info,
+            **options,
+        )
 
 
 register_model("mb", open_lm)

@@ -21,7 +21,14 @@ from mb_data.trainer_api import (
 )
 from mb_launch import pick_device, read_world
 from mb_models import family_of, generate
-from mb_models.trainer_api import Perplexity, all_logits, load_merged, measure_sets, require_text_family
+from mb_models.trainer_api import (
+    Perplexity,
+    all_logits,
+    load_merged,
+    measure_sets,
+    require_text_family,
+    stop_tokens,
+)
 from mb_trainer.run.data import batch_form, batch_settings, build_datasets
 from mb_trainer.run.model import model_groups, select_layers
 from mb_trainer.run.saved_run import SavedRun
@@ -40,28 +47,29 @@ def sample_run(
     """Yield the number of a prompt and its text, then the generated text, piece by piece; then the next prompt.
 
     Runs under any parallelism of the run: weights are merged while they are loaded, and several processes divide them
-    by tensor parallelism. `temperature` 0 selects the most likely token. Raises the errors of `SavedRun.find`,
-    `mb_data.chat.prompt.encode_prompt` and `mb_models.generate`, and `mb_models.ModelConfigError` for a model that does
-    not generate text.
+    by tensor parallelism. `temperature` 0 selects the most likely token. A text ends at the end-of-document token, at
+    those of a carried generation_config.json, and with `chat` where the template ends an answer. Raises the errors of
+    `SavedRun.find`, `mb_data.chat.prompt.encode_prompt` and `mb_models.generate`, and `mb_models.ModelConfigError` for
+    a model that does not generate text.
     """
     saved = SavedRun.find(run, purpose="sample from", log=log, processes=processes())
     tokenizer = saved.tokenizer()
     require_text_family(saved.config.model)
     encoded = [encode_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
-    end = end_of_answer(tokenizer) if chat else None
+    ends = {tokenizer.eod, end_of_answer(tokenizer) if chat else None, *stop_tokens(saved.checkpoint.path)}
     options: dict[str, Any] = {
         "max_new_tokens": tokens,
         "vocab_size": tokenizer.vocab_size,
         "context_length": saved.config.model.seq_length,
         "temperature": temperature,
-        "stop_token": tokenizer.eod,
     }
     with loaded_model(saved, tokenizer_vocab_size=tokenizer.vocab_size) as model:
         for number, (text, ids) in enumerate(encoded):
             yield number, text
             generator = torch.Generator().manual_seed(seed)
             ids_of_text = takewhile(
-                lambda token: token != end, generate(all_logits(model), ids, **options, generator=generator)
+                lambda token: token not in ends,
+                generate(all_logits(model), ids, **options, generator=generator),
             )
             for piece in decode_stream(tokenizer, ids_of_text):
                 yield number, piece

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from mb_host.megatron.layers import host_block_spec
 from mb_models import MimoModelConfig, T5ModelConfig, parameter_count
 from mb_models.errors import HuggingFaceError
-from mb_models.hf.carried import carry_files, read_template
+from mb_models.hf.carried import GENERATION, carry_files, read_template, stop_tokens
 from mb_models.hf.config_json import (
     LLAMA3_SCALING,
     REQUIRED,
@@ -349,6 +349,22 @@ def test_padding_for_a_tokenizer_is_not_exported(groups, tmp_path, options, toke
     with torch.no_grad():
         difference = exported(TOKENS).logits - chunk(TOKENS, positions, None)[..., :rows]
     assert difference.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("content", "tokens"),
+    [
+        ('{"eos_token_id": [1, 2]}', {1, 2}),
+        ('{"eos_token_id": 3}', {3}),
+        ("{}", set()),
+        ("[]", set()),
+        ("{", set()),
+    ],
+)
+def test_tokens_that_end_a_text_are_those_of_generation_config(content, tokens, tmp_path):
+    assert stop_tokens(tmp_path) == set()
+    (tmp_path / GENERATION).write_text(content)
+    assert stop_tokens(tmp_path) == tokens
 
 
 def test_padding_is_not_exported_and_ids_of_tokens_are(groups, tmp_path):

@@ -16,6 +16,7 @@ from hf_ranks import SMALL, build
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from lm_eval_ranks import CHARACTERS, TEMPLATE, Characters, results_on_this_rank
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mb_models.evaluation.lm_eval import TrainedLM, read_generation_options, register_model
@@ -25,11 +26,6 @@ from mb_models.evaluation.scoring import ScoreError
 from mb_models.hf.config_json import read_config, section_of
 from mb_models.hf.load import load_hf_weights
 
-CHARACTERS = [chr(number) for number in range(32, 127)]
-TEMPLATE = (
-    "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[a]{% endif %}"
-)
 QUESTIONS = [
     {"question": f"What is {n} + 1?", "choices": [" two", " 3", " four or five"], "gold": n % 3}
     for n in range(5)
@@ -62,23 +58,6 @@ TASKS = {
 NO_TASKS = TaskManager(include_defaults=False)
 QUICK = {"task_manager": NO_TASKS, "bootstrap_iters": 0}
 """Options of lm_eval that leave out its index of tasks, which takes ten seconds, and error estimates."""
-
-
-class Characters:
-    """Tokenizer with an entry for each printable character, and one for the end of a document."""
-
-    eod, bos, vocab_size, fingerprint, chat_template = 95, None, 96, "characters", TEMPLATE
-
-    def encode(self, text, *, add_bos=True):
-        return [CHARACTERS.index(each) for each in text.replace("\n", "~")]
-
-    def decode(self, ids):
-        return "".join(CHARACTERS[number] for number in ids if number != self.eod)
-
-    def render(self, messages, *, add_generation_prompt):
-        return (
-            "".join(f"[{each['role']}]{each['content']}" for each in messages) + "[a]" * add_generation_prompt
-        )
 
 
 @pytest.fixture(scope="module")
@@ -177,20 +156,45 @@ def test_metrics_are_listed_by_task(ours, task_files):
     assert found[2].row[3] == "-"
 
 
-def test_a_special_token_that_is_a_stop_text_ends_the_text(ours):
-    request = SimpleNamespace(args=("ab", {"until": ["<end>"], "max_gen_toks": 9}), doc_id=0, repeats=1)
-    [text] = ours.generate_until([request])
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (["questions", "texts"], TaskSettings(num_fewshot=2)),
+        (["questions", "texts", "answers"], TaskSettings(limit=1)),
+    ],
+)
+def test_results_do_not_depend_on_the_number_of_replicas(names, settings, one_rank, pool, task_files):
+    files = [task_files[name] for name in names]
+    [expected] = one_rank.run(results_on_this_rank, files, settings)
+    assert pool.run(results_on_this_rank, files, settings) == [expected, expected]
+
+
+def test_special_tokens_end_a_text(ours):
+    def text_of(lm, until=()):
+        request = SimpleNamespace(args=("ab", {"until": list(until), "max_gen_toks": 9}), doc_id=0, repeats=1)
+        return lm.generate_until([request])[0]
+
+    text = text_of(ours)
     end = CHARACTERS.index(text[5])
+    before = text[: text.index(text[5])]
 
     class WithEnd(Characters):
         def encode(self, text, *, add_bos=True):
-            return [end] if text == "<end>" else super().encode(text)
+            return super().encode(text.removesuffix("<end>")) + [end] * text.endswith("<end>")
 
         def decode(self, ids):
             return super().decode([number for number in ids if number != end])
 
-    found = TrainedLM(ours._model, WithEnd()).generate_until([request])
-    assert (len(text), found) == (9, [text[: text.index(text[5])]])
+        def render(self, messages, **options):
+            return super().render(messages, **options) + "<end>\n"
+
+    assert len(text) == 9
+    assert text_of(TrainedLM(ours._model, WithEnd())) == text.replace(text[5], "")
+    assert text_of(TrainedLM(ours._model, WithEnd()), ["<end>"]) == before
+    assert text_of(TrainedLM(ours._model, WithEnd(), stop_tokens=[end])) == before
+    in_chat = TrainedLM(ours._model, WithEnd())
+    in_chat.apply_chat_template([{"role": "user", "content": "a"}])
+    assert text_of(in_chat) == before, "the template ends an answer with the token"
 
 
 def test_sampled_texts_do_not_depend_on_the_number_of_replicas(ours):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mb_models.evaluation.generation import PromptError
-from mb_models.evaluation.sampling_options import SamplingOptionError, SamplingOptions
+from mb_models.evaluation.sampling_options import SamplingOptionError, SamplingOptions, sample_tokens
 from mb_models.evaluation.scoring import BatchedModel, ScoreError, TextRequest
 
 TABLE = torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
@@ -103,6 +103,17 @@ def test_top_p_keeps_the_tokens_that_reach_it():
     kept = set(row.indices[: int((row.values.cumsum(-1) < 0.5).sum()) + 1].tolist())
     request = TextRequest(prompt=[1], options=options)
     assert {model().continue_texts([request], seed=seed)[0][0] for seed in range(60)} == kept
+
+
+def test_top_k_keeps_tokens_as_likely_as_the_last_as_transformers():
+    transformers = pytest.importorskip("transformers")
+    logits = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0, 3.0])
+    for number in range(1, 8):
+        kept = transformers.TopKLogitsWarper(number)(None, logits[None])[0].isfinite()
+        options = SamplingOptions(max_new_tokens=1, temperature=4.0, top_k=number)
+        random = torch.Generator().manual_seed(1)
+        found = {sample_tokens(logits[None], [options], [random])[0] for _ in range(200)}
+        assert found == set(kept.nonzero()[:, 0].tolist())
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def evaluate(
             results = tasks_module.evaluate_tasks(lm, loaded, settings)
         step = lm.get_model_info()["step"]
     progress.end()
-    if results is not None and prints():
+    if prints():
         print_metrics(step, tasks_module.metrics_of(results), results, as_json=as_json)
     return 0
 

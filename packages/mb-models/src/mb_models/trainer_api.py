@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mb_models.hf.adoption import is_model_folder as is_model_folder
     from mb_models.hf.carried import GENERATION as GENERATION
     from mb_models.hf.carried import carry_files as carry_files
+    from mb_models.hf.carried import stop_tokens as stop_tokens
     from mb_models.hf.config_json import ARCHITECTURES as ARCHITECTURES
     from mb_models.hf.config_json import architecture_of as architecture_of
     from mb_models.hf.config_json import read_config as read_config

@@ -3,8 +3,10 @@
 import atexit
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +25,7 @@ _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_toke
 
 
 class EvaluationTokenizer(Protocol):
-    """Tokenizer of the model; `mb_data.text.evaluation_text.EvaluationTokenizer` matches."""
+    """Tokenizer of the model; `mb_data.chat.prompt.EvaluationTokenizer` matches."""
 
     @property
     def vocab_size(self) -> int:
@@ -58,13 +60,14 @@ class EvaluationTokenizer(Protocol):
 class TrainedLM(TemplateLM):  # type: ignore[misc]
     """Language model for `lm_eval.simple_evaluate(model=...)` and `lm_eval.evaluate`.
 
-    Requests are sorted by length, and equal inputs are computed once. Under tensor parallelism every rank evaluates the
-    same requests; data-parallel replicas share them, and the first has the results.
+    Requests are sorted by length, and equal inputs are computed once. Every rank is given all requests, so that their
+    examples do not depend on the number of ranks. Data-parallel replicas share the computation; all have the results.
 
     Args:
         model: the model.
         tokenizer: its tokenizer.
         replicas: process group of the data-parallel replicas; None: there is one.
+        stop_tokens: tokens that end a generated text, in addition to the end-of-document token.
         info: added to `config` of the results.
         progress: called with the kind of requests, and the number of those that have been computed since the last call.
     """
@@ -75,15 +78,15 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         tokenizer: EvaluationTokenizer,
         *,
         replicas: torch.distributed.ProcessGroup | None = None,
+        stop_tokens: Iterable[int] = (),
         info: Mapping[str, Any] | None = None,
         progress: Callable[[str, int], object] = lambda _kind, _count: None,
     ) -> None:
         super().__init__()
-        self._model, self._texts, self._replicas = model, tokenizer, replicas
+        self._model, self._texts = replace(model, replicas=replicas or model.replicas), tokenizer
         self._device = model.device
+        self._ends = {tokenizer.eod, *stop_tokens}
         self._info, self._progress = dict(info or {}), progress
-        if replicas is not None:
-            self._rank, self._world_size = replicas.rank(), replicas.size()
 
     @classmethod
     def of(
@@ -102,7 +105,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             tokenizer: its tokenizer.
             context_length: tokens of a sequence at most.
             batch_size: sequences of a batch at most.
-            **options: `info` and `progress`.
+            **options: `stop_tokens`, `info` and `progress`.
         """
         model = BatchedModel.of(
             all_logits(chunk),
@@ -156,7 +159,8 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of a conversation."""
+        """Return the text of a conversation. From then on, texts also end where the template ends an answer."""
+        self._ends |= self._end_of_answer
         return self._texts.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood(self, requests: Sequence[Any], **_options: Any) -> list[tuple[float, bool]]:
@@ -216,22 +220,6 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             self.cache_hook.add_partial("generate_until", request.args, texts[-1])
         return texts
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensors of all replicas, in one dimension."""
-        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        torch.distributed.all_gather(gathered, tensor, group=self._replicas)
-        return torch.stack(gathered).flatten()
-
-    def gather_object(self, obj: object, dst: int = 0) -> list[Any] | None:
-        """Return the objects of all replicas on replica `dst`, None on others."""
-        gathered: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(gathered, obj, group=self._replicas)
-        return gathered if self.rank == dst else None
-
-    def barrier(self) -> None:
-        """Wait for all replicas."""
-        torch.distributed.barrier(group=self._replicas)
-
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_options: Any
     ) -> list[tuple[float, bool]]:
@@ -251,7 +239,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         options, stops = read_generation_options(settings)
         prompt_length = self.max_length - options.max_new_tokens
         prompt = self.tok_encode(context)
-        ends = {self.eot_token_id, *self._special_tokens(stops)}
+        ends = self._ends | self._special_tokens(stops)
 
         def is_complete(tokens: list[int]) -> bool:
             if tokens[-1] in ends or not stops:
@@ -266,6 +254,14 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             stream=stream,
         )
         return request, stops
+
+    @cached_property
+    def _end_of_answer(self) -> set[int]:
+        """The special token with which the chat template ends an answer; empty if it ends with other text."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        text = self._texts.render(turns, add_generation_prompt=False).rstrip()
+        last = self.tok_encode(text, add_special_tokens=False)[-1:]
+        return set() if self.tok_decode(last) else set(last)
 
     def _special_tokens(self, stops: Sequence[str]) -> set[int]:
         """Return the stop texts that are one special token, such as `<|im_end|>`: the generated text has none."""

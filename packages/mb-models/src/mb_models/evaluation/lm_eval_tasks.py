@@ -106,8 +106,8 @@ def load_tasks(names: Sequence[str], *, manager: Any = None) -> list[Any]:
     return tasks
 
 
-def evaluate_tasks(lm: TrainedLM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any] | None:
-    """Return the results as `lm_eval.evaluate` does; None on all replicas but the first. Collective.
+def evaluate_tasks(lm: TrainedLM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
+    """Return the results as `lm_eval.evaluate` does, on every rank. Collective.
 
     Raises:
         TaskError: `num_fewshot` is set, and a task does not permit it.
@@ -118,7 +118,7 @@ def evaluate_tasks(lm: TrainedLM, tasks: Sequence[Any], settings: TaskSettings) 
     for task in single:
         _set_examples(task, settings.num_fewshot)
     groups = [group for task in tasks if isinstance(task, Group) for group in (task, *task.get_all_groups())]
-    results: dict[str, Any] | None = evaluate(
+    results: dict[str, Any] = evaluate(
         lm,
         {
             "tasks": {task.task_name: task for task in single},
@@ -129,7 +129,7 @@ def evaluate_tasks(lm: TrainedLM, tasks: Sequence[Any], settings: TaskSettings) 
         fewshot_as_multiturn=settings.chat,
         log_samples=False,
     )
-    return results if results is None else {**results, "lm_eval_version": version("lm_eval")}
+    return {**results, "lm_eval_version": version("lm_eval")}
 
 
 def _set_examples(task: Any, number: int | None) -> None:

@@ -29,7 +29,7 @@ class SamplingOptions:
     temperature: float = 0.0
     """Divisor of the logits; 0 selects the most likely token."""
     top_k: int = 0
-    """Number of most likely tokens to sample from; 0: all."""
+    """Number of most likely tokens to sample from, and those as likely as the last of them; 0: all."""
     top_p: float = 1.0
     """Sample from the most likely tokens that together reach this probability."""
 
@@ -59,7 +59,8 @@ def _sample(logits_V: torch.Tensor, options: SamplingOptions, generator: torch.G
         return int(logits_V.argmax())
     scaled, order = (logits_V / options.temperature).sort(descending=True)
     if options.top_k:
-        scaled, order = scaled[: options.top_k], order[: options.top_k]
+        kept = scaled >= scaled[: options.top_k][-1]  # with ties, as in transformers
+        scaled, order = scaled[kept], order[kept]
     probabilities = torch.softmax(scaled, dim=-1)
     # Before each token, so that the first one always remains.
     reached = probabilities.cumsum(-1) - probabilities

@@ -49,7 +49,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchedModel:
-    """Causal language model for scoring and generation. Every rank of a model must call the same methods."""
+    """Causal language model for scoring and generation. Every rank calls the same methods with the same arguments."""
 
     logits: LogitsFunction
     vocab_size: int
@@ -58,6 +58,8 @@ class BatchedModel:
     batch_size: int = 16
     """Sequences of a batch at most."""
     device: torch.device = field(default=torch.device("cpu"))
+    replicas: torch.distributed.ProcessGroup | None = None
+    """Group of the data-parallel replicas, which share the sequences: each returns all results; None: there is one."""
 
     @classmethod
     def of(
@@ -123,7 +125,7 @@ class BatchedModel:
             ]
             scores |= self._score_batch(inputs, spans, [pairs[number][1] for _, _, number in spans])
             progress(len(spans))
-        return [scores[number] for number in range(len(pairs))]
+        return self._in_order(scores)
 
     @torch.no_grad()
     def continue_texts(
@@ -143,10 +145,11 @@ class BatchedModel:
                 "prompt: has no tokens, because its text is empty. Begin the prompt of the task with a text, or set "
                 "--bos where the tokenizer has a beginning-of-sequence token."
             )
-        texts: list[list[int]] = [[] for _ in requests]
+        texts: dict[int, list[int]] = {}
         streams = [at if each.stream is None else each.stream for at, each in enumerate(requests)]
         by_length = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
         for batch in self._batches(by_length):
+            texts |= {number: [] for number in batch}
             generators = {number: torch.Generator().manual_seed(seed + streams[number]) for number in batch}
             active = [number for number in batch if requests[number].options.max_new_tokens]
             while active:
@@ -161,11 +164,22 @@ class BatchedModel:
                     texts[number].append(token)
                 active = [number for number in active if not _is_finished(requests[number], texts[number])]
             progress(len(batch))
-        return texts
+        return self._in_order(texts)
 
     def _batches(self, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Yield the batches of this replica."""
+        if self.replicas is not None:
+            items = items[self.replicas.rank() :: self.replicas.size()]
         for start in range(0, len(items), self.batch_size):
             yield items[start : start + self.batch_size]
+
+    def _in_order(self, results: dict[int, Any]) -> list[Any]:
+        """Return the results of all replicas by their number. Collective over the replicas."""
+        if self.replicas is not None:
+            parts: list[Any] = [None] * self.replicas.size()
+            torch.distributed.all_gather_object(parts, results, group=self.replicas)
+            results = {number: result for part in parts for number, result in part.items()}
+        return [results[number] for number in range(len(results))]
 
     def _forward(self, inputs: Sequence[Tokens]) -> torch.Tensor:
         """Return the logits [B, S, V] of sequences, padded on the right."""

@@ -61,6 +61,18 @@ def read_template(folder: Path) -> Mapping[str, Any]:
         return {}
 
 
+def stop_tokens(folder: Path) -> frozenset[int]:
+    """Return the tokens at which transformers ends a text of the model: those of generation_config.json, if any."""
+    try:
+        content = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return frozenset()
+    named = content.get("eos_token_id") if isinstance(content, dict) else None
+    return frozenset(
+        each for each in (named if isinstance(named, list) else [named]) if isinstance(each, int)
+    )
+
+
 def _template_of(folder: Path) -> Path | None:
     return next((folder / name for name in (TEMPLATE, "config.json") if (folder / name).is_file()), None)
 

@@ -41,7 +41,6 @@ ALLOWED = {
     "mb_checkpoint.formats.unpickling.SafeFileSystemReader.read_metadata.kwargs": "torch's signature; one index",
     "mb_guard.faults.mtp.without_scale.loss_scale": "the original gets 1 in its place",
     "mb_guard.faults.transformer_engine.split_along_dim.missing": "the original is None",
-    "mb_metrics.recorder.clock.HostTimer.ready.mark": "the host has reached every moment that it marked",
     "mb_checkpoint.manager.DefaultCheckpointManager.finalize_async_saves.state": f"{SEED}; the manager has the saves",
     "mb_loop.bridge_api.checkpoint_and_decide_exit.train_data_iterator": f"{SEED}; the checkpointer has the position",
     "mb_loop.bridge_api.save_checkpoint_and_time.train_data_iterator": f"{SEED}; the checkpointer has the position",

@@ -271,6 +271,21 @@ def test_three_files_are_enough_for_three_splits(config, tmp_path):
     assert sorted(map(found.split, ("a.txt", "b.txt", "c.txt"))) == ["test", "train", "valid"]
 
 
+@pytest.mark.parametrize("names", ["xxyz", "xyxz", "zyxx"])
+def test_documents_of_the_same_name_leave_no_split_empty(config, tmp_path, names):
+    for number, name in enumerate(names):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / name).write_text(f"{number}")
+    config.sources = [str(tmp_path / str(number) / name) for number, name in enumerate(names)]
+    found = split_documents(read_sources(config)[0], config)
+    assert sorted(map(found.split, "xyz")) == ["test", "train", "valid"]
+    config.sources = [source for source in config.sources if not source.endswith("z")]
+    with pytest.raises(
+        CorpusError, match=r"2 document\(s\) are too few .* of the same name are in one split"
+    ):
+        split_documents(read_sources(config)[0], config)
+
+
 LINES = [f"line {number}: {'to be or not to be ' * 4}" for number in range(40)]
 
 

@@ -81,25 +81,27 @@ class DocumentSplits:
             CorpusError: There are fewer documents than splits.
         """
         counts = dict.fromkeys(SPLITS, 0)
-        first: dict[str, list[str]] = {split: [] for split in SPLITS}
+        first: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
         for name in names:
             split = _split_of(name, config)
             counts[split] += 1
-            if len(first[split]) < len(SPLITS):
-                first[split].append(name)
+            if name in first[split] or len(first[split]) < len(SPLITS):
+                first[split][name] = first[split].get(name, 0) + 1
         held_out = _held_out_splits(config)
-        if sum(counts.values()) <= len(held_out):
+        if (distinct := sum(map(len, first.values()))) <= len(held_out):
             raise CorpusError(
-                f"dataset.sources: {sum(counts.values())} document(s) are too few for train, {' and '.join(held_out)}; "
-                "a document is never divided. Add files, or set dataset.validation_fraction=0, dataset.test_fraction=0 "
-                "or both."
+                f"dataset.sources: {distinct} document(s) are too few for train, {' and '.join(held_out)}; "
+                "a document is never divided, and those of the same name are in one split. Add files, or set "
+                "dataset.validation_fraction=0, dataset.test_fraction=0 or both."
             )
         moved = {}
         for split in ("train", *held_out):
             if counts[split] == 0:
-                largest = max(SPLITS, key=lambda name: counts[name])
-                moved[first[largest].pop(0)] = split
-                counts[largest], counts[split] = counts[largest] - 1, 1
+                largest = max(SPLITS, key=lambda name: (len(first[name]) > 1, counts[name]))
+                name, number = next(iter(first[largest].items()))
+                del first[largest][name]
+                moved[name] = split
+                counts[largest], counts[split] = counts[largest] - number, number
         return cls(config=config, moved=moved)
 
     def split(self, name: str) -> str:

@@ -509,6 +509,13 @@ def legacy_problem(shape, section):
     return None
 
 
+def steps_after_load(shape, section):
+    """Load into a run; return the numbers of steps that Adam has counted for the parameters of this rank."""
+    run = new_run({"seed": 99, **shape}, **section)
+    run.load()
+    return {int(value) for name, value in run.optimizer_tensors().items() if name.endswith(" step")}
+
+
 def moved_part(shape, section, steps):
     """Load into a run with other weights and generators, train and save; return losses, fingerprint, record."""
     run = new_run({"seed": 99, **shape}, **section)

@@ -45,7 +45,39 @@ def test_a_group_without_counterpart_is_rejected():
         fit_chained_state(stored, [[{**OWN_DENSE, "wd_mult": 0.0}]])
 
 
-def test_the_state_of_other_optimizers_cannot_be_regrouped():
-    stored = {0: {"state": {}, "param_groups": [DENSE]}, 1: {"state": {}, "param_groups": [EXPERT]}}
-    with pytest.raises(CheckpointLayoutError, match="stored as 2 parts and this run has 1"):
-        fit_chained_state(stored, [[OWN_DENSE]])
+STEPS = {"common_step": 3}
+
+
+def test_two_optimizers_with_tensors_of_parameters_become_one_with_their_count_of_steps():
+    request = {"state": {0: "a", 1: "b"}, "param_groups": [{"params": [7, 8]}]}
+    stored = {
+        0: {"state": STEPS, "param_groups": [DENSE]},
+        1: {"state": STEPS, "param_groups": [EXPERT]},
+        **request,
+    }
+    expected = {"state": {**STEPS, **request["state"]}, "param_groups": [{**DENSE, "params": [7, 8]}]}
+    assert fit_chained_state(stored, [[OWN_DENSE]]) == expected
+    half = {key: {"optimizer": stored[key]} for key in (0, 1)} | {
+        "optimizer": request,
+        "fp32_from_fp16_params": "c",
+    }
+    assert fit_chained_state(half, [[OWN_DENSE]]) == {"optimizer": expected, "fp32_from_fp16_params": "c"}
+
+
+def test_one_optimizer_with_tensors_of_parameters_becomes_two_with_its_count_of_steps():
+    requests = [{"state": {0: name}, "param_groups": [{"params": [0]}]} for name in "ab"]
+    whole = {"state": STEPS, "param_groups": [DENSE]}
+    expected = [
+        {"state": {**STEPS, 0: name}, "param_groups": [group]}
+        for name, group in zip("ab", (DENSE, EXPERT), strict=True)
+    ]
+    groups = [[OWN_DENSE], [OWN_EXPERT]]
+    assert fit_chained_state({**whole, **dict(enumerate(requests))}, groups) == dict(enumerate(expected))
+    half = {
+        "optimizer": whole,
+        "grad_scaler": 2,
+        **{n: {"optimizer": request} for n, request in enumerate(requests)},
+    }
+    assert fit_chained_state(half, groups) == {
+        number: {"optimizer": inner, "grad_scaler": 2} for number, inner in enumerate(expected)
+    }

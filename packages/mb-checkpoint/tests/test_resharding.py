@@ -12,7 +12,9 @@ from mb_checkpoint import diff_checkpoints
 
 FULL = {"dist_ckpt_optim_fully_reshardable": True}
 DENSE = {"layers": 4, "dist_opt": True}
-MOE = {"experts": 4, "dist_opt": True}
+EXPERTS = {"experts": 4}
+MOE = {**EXPERTS, "dist_opt": True}
+HALF = {**EXPERTS, "bf16": True}
 LAYOUTS = {
     "TP2 to TP1": ({**DENSE, "tp": 2}, DENSE),
     "TP2 to PP2 with two virtual stages": ({**DENSE, "tp": 2}, {**DENSE, "pp": 2, "vpp": 2}),
@@ -20,6 +22,8 @@ LAYOUTS = {
     "PP4 to TP2": ({**DENSE, "pp": 4}, {**DENSE, "tp": 2}),
     "EP2 to EP1": ({**MOE, "ep": 2}, MOE),
     "EP1 to EP2": (MOE, {**MOE, "ep": 2}),
+    "EP2 to EP1, one optimizer state in each replica": ({**HALF, "ep": 2}, HALF),
+    "EP1 to EP2, one optimizer state in each replica": (HALF, {**HALF, "ep": 2}),
     "EP2 x TP2 to EP4": ({**MOE, "ep": 2, "tp": 2}, {**MOE, "ep": 4}),
 }
 
@@ -38,6 +42,15 @@ def test_four_ranks_read_what_four_ranks_of_another_layout_wrote(four_ranks, tmp
     four_ranks.run(rank_work.train_and_save, before, {"save": one, **FULL}, 1)
     four_ranks.run(rank_work.load_and_save, after, {"load": one, **FULL}, {"save": other, **FULL})
     assert same(one, other) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("shape", [EXPERTS, HALF, MOE], ids=["float32", "bfloat16", "distributed"])
+@pytest.mark.parametrize(("stored", "here"), [(2, 1), (1, 2)])
+def test_adam_counts_on_if_experts_are_distributed_otherwise(two_ranks, tmp_path, shape, stored, here):
+    folder = str(tmp_path)
+    two_ranks.run(rank_work.train_and_save, {**shape, "ep": stored}, {"save": folder, **FULL}, 3)
+    loaded = two_ranks.run(rank_work.steps_after_load, {**shape, "ep": here}, {"load": folder, **FULL})
+    assert loaded == [{3}, {3}]
 
 
 def test_one_rank_reads_what_two_data_parallel_ranks_wrote_in_many_buckets(one_rank, two_ranks, tmp_path):

@@ -51,18 +51,34 @@ def test_a_run_that_is_saved_before_its_first_update_is_resumed(layout, request,
     assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_resumed_run_equals_a_straight_one_bit_for_bit(layout, request, tmp_path):
-    ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
-    (shape, section, cut), folder = LAYOUTS[layout], str(tmp_path)
+def resumed_as_straight(ranks, shape, section, cut):
+    """Compare a run that is resumed half-way with an uninterrupted one; return what its second half returned."""
     straight = ranks.run(rank_work.train_uninterrupted, shape, 2 * cut)
-    before = ranks.run(rank_work.first_part, shape, {"save": folder, **section}, cut)
-    after = ranks.run(rank_work.second_part, shape, {"load": folder, **section}, cut)
+    before = ranks.run(rank_work.first_part, shape, section, cut)
+    after = ranks.run(rank_work.second_part, shape, {**section, "load": section["save"]}, cut)
     assert [first[0] + second[0] for first, second in zip(before, after, strict=True)] == [
         losses for losses, _ in straight
     ]
     assert [fingerprint for _, fingerprint, _ in after] == [fingerprint for _, fingerprint in straight]
+    return after
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_resumed_run_equals_a_straight_one_bit_for_bit(layout, request, tmp_path):
+    ranks = request.getfixturevalue("one_rank" if layout.startswith("one") else "two_ranks")
+    (shape, section, cut), folder = LAYOUTS[layout], str(tmp_path)
+    after = resumed_as_straight(ranks, shape, {"save": folder, **section}, cut)
     assert [record.notes for _, _, record in after] == [()] * len(after)
+
+
+@pytest.mark.parametrize("expert_layers", [(0, 1), (1, 0)], ids=["last stage", "first stage"])
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"dist_opt": True}], ids=["", "bf16", "distributed"])
+def test_experts_on_one_of_two_pipeline_stages_are_resumed_bit_for_bit(
+    four_ranks, tmp_path, expert_layers, options
+):
+    shape = {"pp": 2, "ep": 2, "experts": 2, "expert_layers": expert_layers, **options}
+    after = resumed_as_straight(four_ranks, shape, {"save": str(tmp_path)}, 2)
+    assert [record.notes for _, _, record in after] == [()] * 4
 
 
 def test_a_weight_that_never_had_a_gradient_is_resumed_without_optimizer_state(one_rank, tmp_path):

@@ -84,6 +84,8 @@ class Shape:
     vpp: int | None = None
     ep: int = 1
     experts: int | None = None
+    expert_layers: tuple[int, ...] | None = None
+    """1 for each layer with experts, 0 for others; None: all have them."""
     layers: int = 2
     hidden: int = 32
     vocab: int = VOCAB
@@ -302,6 +304,7 @@ def transformer_config(shape):
         hidden_dropout=0.1,
         attention_dropout=0.1,
         num_moe_experts=shape.experts,
+        moe_layer_freq=list(shape.expert_layers or [1] * shape.layers),
         moe_ffn_hidden_size=2 * shape.hidden if shape.experts else None,
         moe_token_dispatcher_type="alltoall",
         expert_model_parallel_size=shape.ep,

@@ -151,6 +151,15 @@ def weights_after_a_save() -> bool:
         return all(torch.equal(*pair) for pair in zip(before, run.gpt.parameters(), strict=True))
 
 
+def steps_without_parameters(fault: str | None) -> list[float]:
+    """Return the step of each group that a rank saves whose pipeline stage has no parameters of the optimizer."""
+    with mb_guard.without(fault) if fault else nullcontext():
+        run = Run(seed=1)
+        for group in run.optimizer.param_groups:
+            group["params"] = []
+        return [group["step"] for group in run.optimizer.state_dict()["optimizer"]["param_groups"]]
+
+
 def reloaded(fault: str | None, precision_aware: bool) -> float:
     """Return how far an update with a learning rate of 0 moves weights that were loaded without the optimizer."""
     with weights_on_a_device(), mb_guard.without(fault) if fault else nullcontext():

@@ -41,6 +41,15 @@ def test_the_other_faults_raise_while_loading(saved, run_case, fault, optimizer_
         run_case("case_optimizer.py", "resumed", saved[0], optimizer_format, fault, {})
 
 
+def test_a_rank_without_parameters_of_the_optimizer_saves(run_case):
+    from mb_host import RankFailedError
+
+    [steps] = run_case("case_optimizer.py", "steps_without_parameters", None)
+    assert set(steps) == {0.0}
+    with pytest.raises(RankFailedError, match="AssertionError"):
+        run_case("case_optimizer.py", "steps_without_parameters", "distributed-optimizer-state")
+
+
 def test_adam_on_the_host_resumes(run_case, tmp_path):
     [losses] = run_case("case_optimizer.py", "offloaded", str(tmp_path), FORMATS)
     for each in FORMATS:

@@ -41,7 +41,12 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.load_strategy import LoadStrategy
 from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
 from mb_checkpoint.megatron.shards import read_index, same_local_shards
-from mb_checkpoint.megatron.step_counts import inner_optimizer, synchronize_hybrid, with_step_counts
+from mb_checkpoint.megatron.step_counts import (
+    inner_optimizer,
+    stored_steps,
+    synchronize_hybrid,
+    with_step_counts,
+)
 from mb_checkpoint.megatron.torch_optimizer import TorchOptimizerState
 
 RNG_KEY = "rng_state"
@@ -52,6 +57,8 @@ EXACT_FLOPS = "num_floating_point_operations_so_far"
 """Entry with the exact integer number of FLOPs, of which float64 in train_state.pt keeps 15 digits."""
 SHARDING_KEY = "distrib_optim_sharding_type"
 """Entry of the metadata with the form of the distributed optimizer's state."""
+_MAIN_PARAMS = "fp32_from_fp16_params"
+"""Entry of a half-precision optimizer with its main parameters, a list for each parameter group."""
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
 """Keys of the optimizer state."""
 _CREATED_BY_FIRST_UPDATE = re.compile(r"(chained_\d+\.)?optimizer\.(?!state\.fp32_param\.)")
@@ -131,10 +138,11 @@ def _without_classes(entry: Any) -> Any:
 def load_optimizer_section(optimizer: Any, loaded: dict[Any, Any]) -> None:
     """Load the optimizer state of `optimizer_section`, also that of another implementation of Adam."""
     parts = [part for part in optimizer_parts(optimizer) if has_state(part)]
-    if len(parts) == 1:
-        loaded = with_step_counts(parts[0], loaded)
-    else:
-        loaded = {**loaded, **{n: with_step_counts(part, loaded[n]) for n, part in enumerate(parts)}}
+    states = [loaded] if len(parts) == 1 else [loaded[number] for number in range(len(parts))]
+    # All optimizers of a chain step together. One without parameters on the rank that saved has counted nothing.
+    steps = max((count for state in states if (count := stored_steps(state)) is not None), default=None)
+    counted = [with_step_counts(part, state, steps=steps) for part, state in zip(parts, states, strict=True)]
+    loaded = counted[0] if len(parts) == 1 else {**loaded, **dict(enumerate(counted))}
     target = TorchOptimizerState(optimizer) if isinstance(optimizer, Optimizer) else optimizer
     with either_main_params([part for part in distributed_parts(optimizer) if has_state(part)]):
         target.load_state_dict(loaded)
@@ -316,15 +324,37 @@ def read(
         stream_ckpt_dequant=config.stream_ckpt_dequant,
         validate=config.ckpt_load_validate_sharding_integrity,
     )
+    optimizers = _request_parts(state)
+    lists = {number: part.pop(_MAIN_PARAMS) for number, part in optimizers.items() if _MAIN_PARAMS in part}
+    # Megatron keeps empty lists among what rank 0 stores for all ranks, and merges lists of tensors with them by their
+    # positions. Requested by numbers, they come back as they are.
+    numbered = {
+        str(number): {f"{group}.{n}": each for group, part in enumerate(parts) for n, each in enumerate(part)}
+        for number, parts in lists.items()
+    }
     with quiet(), weights_only(directory, classes=_SAFE):
         loaded: dict[str, Any] = dist_checkpointing.load(
-            state,
+            {**state, _MAIN_PARAMS: numbered} if lists else state,
             str(directory),
             strategy,
             validate_access_integrity=False,  # each rank would receive the pieces of all; LoadStrategy does it
             strict=config.dist_ckpt_strictness,
         )
+    numbered = loaded.pop(_MAIN_PARAMS, {})
+    for number, parts in lists.items():
+        tensors = numbered.get(str(number), {})
+        part = loaded["optimizer"] if number is None else loaded["optimizer"].setdefault(number, {})
+        part[_MAIN_PARAMS] = [
+            [tensors[f"{group}.{n}"] for n in range(len(each))] for group, each in enumerate(parts)
+        ]
     return loaded
+
+
+def _request_parts(state: Mapping[str, Any]) -> dict[int | None, dict[str, Any]]:
+    """Return the request of each chained optimizer by its number, or that of the only one under None."""
+    section = state.get("optimizer", {})
+    chained = {number: part for number, part in section.items() if isinstance(number, int)}
+    return chained or {None: section}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,12 +44,11 @@ def stored_steps(state: Mapping[Any, Any]) -> int | None:
     return max(map(int, steps), default=None)
 
 
-def with_step_counts(part: Any, state: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the state of one optimizer with its number of steps where `part` looks for it."""
+def with_step_counts(part: Any, state: dict[Any, Any], *, steps: int | None) -> dict[Any, Any]:
+    """Return the state of one optimizer with the number of steps where `part` looks for it."""
     if not counts_steps(part):
         return state
     inner, holder = inner_optimizer(part), groups_of(state)
-    steps = stored_steps(state)
     per_parameter = isinstance(inner, (torch.optim.Adam, torch.optim.AdamW))
     # The distributed optimizer has no state of parameters here, and passes the count of its groups on to torch's Adam.
     in_groups = not per_parameter or "state" not in state.get("optimizer", state)

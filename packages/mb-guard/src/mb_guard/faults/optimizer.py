@@ -18,7 +18,10 @@ _SILENT_DIVERGENCE = (
 
 
 def allocate_optimizer_state(state_dict: Function) -> Function:
-    """Allocate the state of AdamW before it is read; otherwise an assertion on the number of steps fails."""
+    """Allocate the state of AdamW before it is read; otherwise an assertion on the number of steps fails.
+
+    It fails, too, on a rank without parameters of this optimizer, such as one whose pipeline stage has no experts.
+    """
     import torch
 
     @functools.wraps(state_dict)
@@ -33,7 +36,13 @@ def allocate_optimizer_state(state_dict: Function) -> Function:
                     state["exp_avg_sq"] = torch.zeros_like(parameter.data)
         if parts is not None:
             self.optimizer._sync_sub_optimizers_state_to_hdo()
-        return state_dict(self, *args, **kwargs)
+        if self.optimizer.state:
+            return state_dict(self, *args, **kwargs)
+        self.optimizer.state["no parameters"] = {"step": torch.tensor(0.0)}
+        try:
+            return state_dict(self, *args, **kwargs)
+        finally:
+            self.optimizer.state.clear()
 
     return patched
 
@@ -109,8 +118,10 @@ FAULTS = (
     Fault(
         id="distributed-optimizer-state",
         effect="crash",
-        summary="DistributedOptimizer with torch's AdamW cannot load a checkpoint before its first step.",
-        shows="AssertionError in DistributedOptimizer.state_dict on resume without Transformer Engine and Apex.",
+        summary="DistributedOptimizer with torch's AdamW cannot load a checkpoint before its first step, nor save one "
+        "on a rank without parameters of it.",
+        shows="AssertionError in DistributedOptimizer.state_dict on resume, or in a save of experts on only some "
+        "pipeline stages, without Transformer Engine and Apex.",
         action="put right",
         met=_distributed_optimizer,
         test=f"{_TEST}::test_the_other_faults_raise_while_loading",

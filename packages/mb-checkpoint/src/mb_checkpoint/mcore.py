@@ -353,7 +353,9 @@ def read(
 def _request_parts(state: Mapping[str, Any]) -> dict[int | None, dict[str, Any]]:
     """Return the request of each chained optimizer by its number, or that of the only one under None."""
     section = state.get("optimizer", {})
-    chained = {number: part for number, part in section.items() if isinstance(number, int)}
+    chained: dict[int | None, dict[str, Any]] = {
+        number: part for number, part in section.items() if isinstance(number, int)
+    }
     return chained or {None: section}
 
 

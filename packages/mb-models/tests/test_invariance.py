@@ -220,7 +220,11 @@ def check(reference, model, cut, outs, logged):
         right, losses = reference.step(model, cut, mask)
         apart = difference(initial, right, out)
         assert {name: each for name, each in apart.items() if each > 1e-5} == {}, mask
-        assert logged[mask] == pytest.approx(losses, rel=1e-5, abs=1e-6), mask
+        # in another order, a sum of gradients may round to zero
+        assert logged[mask] == {
+            name: pytest.approx(value, rel=1e-5, abs=2 if name == "zeros" else 1e-6)
+            for name, value in losses.items()
+        }, mask
 
 
 @pytest.mark.parametrize(("model", "cut"), cases(ONE_RANK))

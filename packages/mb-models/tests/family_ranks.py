@@ -83,11 +83,6 @@ def read_start(chunks: list[LanguageModule], folder: str) -> None:
         chunk.load_state_dict(state[str(number)])
 
 
-def build_here(row: FamilyCase) -> None:
-    """Build this rank's chunks."""
-    build(row, start(settings_of(row)))
-
-
 def train_here(row: FamilyCase, folder: str) -> list[float]:
     """Train on this rank of several."""
     return train(row, folder, start(settings_of(row)))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from mb_schema.rule_kinds import above, excludes, in_range, model_rule, other_than, requires
+from mb_schema.rule_kinds import excludes, in_range, model_rule, other_than, requires
 from mb_schema.rules import Rule, rules_in
 
 PARTS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
@@ -278,6 +278,26 @@ def _positions_counted_twice(multi_latent_attention, position_embedding_type):
     return None
 
 
+@model_rule(
+    "G14c",
+    why="only the rotary positions of position_embedding_type=rope are scaled by them",
+    fix="Remove them; YaRN has yarn_rotary_scaling_factor, latent attention rotary_scaling_factor.",
+    fails={"position_embedding_type": "yarn", "seq_len_interpolation_factor": 2.0},
+    passes={"position_embedding_type": "rope"},
+)
+def _scaling_without_effect(
+    position_embedding_type, multi_latent_attention, rope_scaling, seq_len_interpolation_factor
+):
+    if not multi_latent_attention and position_embedding_type in ("rope", None):
+        return None
+    interpolated = seq_len_interpolation_factor is not None and position_embedding_type != "mrope"
+    ignored = [
+        *(["rope_scaling"] if rope_scaling else ()),
+        *(["seq_len_interpolation_factor"] if interpolated else ()),
+    ]
+    return f"{' and '.join(ignored)} would have no effect" if ignored else None
+
+
 RULES: tuple[Rule, ...] = (
     excludes(
         "G14",
@@ -308,15 +328,6 @@ RULES: tuple[Rule, ...] = (
         why="it consists of GPU kernels (DeepEP, HybridEP)",
         fix="Set moe_token_dispatcher_type=alltoall.",
         fails={"model.num_moe_experts": 4},
-    ),
-    excludes(
-        "G25",
-        {"model.mtp_num_layers": True, "model.context_parallel_size": above(1)},
-        why="Megatron Core divides their losses by each rank's own number of tokens, which differ by the last "
-        "tokens of the sequence, so that gradients differ slightly from those without context parallelism",
-        fix="Compare such runs only with each other.",
-        fails={"model.mtp_num_layers": 1, "model.context_parallel_size": 2},
-        severity="warning",
     ),
     requires(
         "K37",

@@ -132,9 +132,8 @@ def _build_with_megatron(config: Any, context: DatasetBuildContext, sizes: list[
     builder = BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: True, config)
     try:
         return build_indices(lambda: list(builder.build()), folder=folder)
-    except (
-        IndexError
-    ) as error:  # small shares are rounded up, so that a large one exceeds the samples of its dataset
+    except IndexError as error:
+        # Small shares are rounded up, so that a large one may exceed the samples of its dataset.
         raise NotEnoughSamplesError(
             f"dataset.mid_level_dataset_surplus: {config.mid_level_dataset_surplus} is too small for the weights of "
             f"the blend and these numbers of samples ({error}). Increase it, or draw more samples."

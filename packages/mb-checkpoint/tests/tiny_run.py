@@ -304,7 +304,7 @@ def transformer_config(shape):
         hidden_dropout=0.1,
         attention_dropout=0.1,
         num_moe_experts=shape.experts,
-        moe_layer_freq=list(shape.expert_layers or [1] * shape.layers),
+        moe_layer_freq=list(shape.expert_layers) if shape.expert_layers else 1,
         moe_ffn_hidden_size=2 * shape.hidden if shape.experts else None,
         moe_token_dispatcher_type="alltoall",
         expert_model_parallel_size=shape.ep,

@@ -39,6 +39,7 @@ OF_THE_LAYOUT = (
 OTHER_NUMBERS = (
     *("moe_input_jitter_eps", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
     *("moe_token_drop_policy", "moe_router_force_load_balancing", "moe_router_force_biased"),
+    "moe_router_load_balancing_type",  # sinkhorn balances the tokens of each rank
     *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "unpadded_vocab_size"),
 )
 """Fields by which numbers depend on the ranks, or are rounded."""

@@ -172,6 +172,23 @@ def _sequence_not_divided_by_context_parallel(seq_length, cp):
 
 
 @model_rule(
+    "P11",
+    why="each tensor-parallel rank holds an equal part of the sequence of its context-parallel rank",
+    fix="Make model.seq_length a multiple of tensor_model_parallel_size times context_parallel_size, or set "
+    "model.sequence_parallel=false.",
+    fails={"sequence_parallel": True, "seq_length": 1022, "tp": 4, "decoder_seq_length": None},
+    passes={"seq_length": 1024},
+)
+def _sequence_not_divided_by_sequence_parallel(sequence_parallel, seq_length, decoder_seq_length, tp, cp):
+    ranks = (tp or 1) * (cp or 1)
+    if not sequence_parallel or seq_length is None or decoder_seq_length is not None or ranks < 1:
+        return None  # a T5 has a rule of its own, on both of its lengths
+    if seq_length % (cp or 1) or seq_length % ranks == 0:
+        return None
+    return f"{seq_length} is not a multiple of tp x cp = {ranks}"
+
+
+@model_rule(
     "V154",
     why="a list contains the communication type of each layer",
     fix="Set model.cp_comm_type to one name, or to one name per layer.",

@@ -45,6 +45,12 @@ def test_a_group_without_counterpart_is_rejected():
         fit_chained_state(stored, [[{**OWN_DENSE, "wd_mult": 0.0}]])
 
 
+def test_a_section_without_parameter_groups_is_rejected():
+    for stored in ({}, {"state": {}, "param_groups": [{"params": [0]}]}):
+        with pytest.raises(CheckpointLayoutError, match="stored without parameter groups"):
+            fit_chained_state(stored, [[OWN_DENSE]])
+
+
 STEPS = {"common_step": 3}
 
 

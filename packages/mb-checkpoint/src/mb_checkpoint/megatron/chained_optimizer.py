@@ -7,6 +7,7 @@ over ranks. A state that another number of optimizers has stored is merged, or s
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.load.param_groups import Policy, fit_groups, groups_of, with_groups
 
 
@@ -22,7 +23,8 @@ def fit_chained_state(
         policy: Schedule to apply; see `param_groups.fit_groups`.
 
     Raises:
-        CheckpointLayoutError, CheckpointScheduleError: See `fit_groups`.
+        CheckpointLayoutError: The section has no parameter groups; or see `fit_groups`.
+        CheckpointScheduleError: See `fit_groups`.
     """
     parts = parts_of(stored)
     if len(parts) == len(groups):
@@ -33,12 +35,17 @@ def fit_chained_state(
             for part, part_groups in zip(parts, groups, strict=True)
         ]
         return fitted[0] if len(fitted) == 1 else {**stored, **dict(enumerate(fitted))}
+    if not parts:
+        raise CheckpointLayoutError(
+            f"optimizer: stored without parameter groups, and this run has {len(groups)} optimizers with some, so that "
+            "their tensors cannot be assigned. Use another checkpoint, or checkpoint.load_optim=false."
+        )
     # What is not a tensor is where the stored optimizers had it, tensors are where those of this run requested them.
     nested = "optimizer" in parts[0]
     inner_parts = [part["optimizer"] if nested else part for part in parts]
     stored_groups = [group for part in parts for group in groups_of(part)["param_groups"]]
     common = {key: entry for part in parts for key, entry in part.items() if nested and key != "param_state"}
-    inner_common = {key: entry for inner in inner_parts for key, entry in inner.items()}
+    inner_common = {key: entry for inner in inner_parts for key, entry in inner.items() if key != "state"}
     counts = {key: entry for inner in inner_parts for key, entry in inner.get("state", {}).items()}
     shared = _without_numbers(stored)
     fitted = []

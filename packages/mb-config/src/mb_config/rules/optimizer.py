@@ -103,6 +103,26 @@ def _shards_offloaded_without_gpu(
 
 
 @optimizer_rule(
+    "OP08",
+    why="Megatron Core's distributed optimizer creates, saves and loads the state of Adam only",
+    fix="Set optimizer.optimizer=adam, or use_distributed_optimizer=false in optimizer and ddp, without Megatron-FSDP.",
+    fails={"optimizer": "sgd", "use_distributed_optimizer": True},
+    passes={"optimizer": "adam"},
+)
+def _sgd_sharded(
+    optimizer,
+    use_distributed_optimizer,
+    ddp__use_distributed_optimizer,
+    ddp__use_megatron_fsdp,
+    dist__use_megatron_fsdp,
+):
+    sharding = (ddp__use_distributed_optimizer, ddp__use_megatron_fsdp, dist__use_megatron_fsdp)
+    if optimizer == "sgd" and (use_distributed_optimizer or any(sharding)):
+        return "is sgd, but the distributed optimizer is set"
+    return None
+
+
+@optimizer_rule(
     "V051d",
     why="only Transformer Engine implements Adam with state below float32",
     fix="Install transformer-engine[pytorch], set optimizer.optimizer_cpu_offload=true, or set it to false.",
@@ -214,6 +234,7 @@ RULES: tuple[Rule, ...] = (
     _sharded_by_layers_without_bf16,
     _sharded_by_layers_on_cpus,
     _shards_offloaded_without_gpu,
+    _sgd_sharded,
     _aware_of_unsharded_state(
         "ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"
     ),

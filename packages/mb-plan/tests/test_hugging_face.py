@@ -244,7 +244,16 @@ def test_deepseek_v3_has_the_parameters_of_its_report():
         ({**LLAMA, "model_type": "mamba"}, "models of type 'mamba' are not known; known are deepseek_v2"),
         ({"architectures": ["X"]}, "models of type None are not known"),
         ({**LLAMA, "hidden_size": None}, "hidden_size is None, and must be a positive integer"),
-        ({**LLAMA, "attention_bias": True}, "attention_bias is set, and such biases are not counted"),
+        (
+            {**LLAMA, "attention_bias": True},
+            "attention_bias is True, and a model of type 'llama' is only counted with",
+        ),
+        ({**LLAMA, "model_type": "gemma2", "attention_bias": True}, "attention_bias is True"),
+        ({**LLAMA, "model_type": "gpt_oss", "attention_bias": False}, "attention_bias is False"),
+        ({**LLAMA, "model_type": "deepseek_v3", "moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({**LLAMA, "model_type": "qwen2_moe", "qkv_bias": False}, "qkv_bias is False"),
+        ({**LLAMA, "model_type": "qwen3_moe", "use_sliding_window": True}, "use_sliding_window is True"),
+        ({**NEMOTRON_H, "conv_kernel": 3}, "conv_kernel is 3"),
     ],
 )
 def test_what_is_not_known_is_refused(config, message):
@@ -259,7 +268,7 @@ def test_windows_are_those_of_the_layers():
         fields_of_config({**LLAMA, "model_type": "mistral", "sliding_window": 8}),
     ):
         assert found["window_size"] == (7, 0)
-    assert "window_size" not in fields_of_config({**LLAMA, "model_type": "mistral"})
+    assert "window_size" not in fields_of_config({**LLAMA, "model_type": "mistral", "sliding_window": None})
 
 
 def test_files_have_one_of_three_forms(tmp_path):
@@ -307,7 +316,7 @@ def test_a_hybrid_needs_the_pattern_of_its_layers():
 
 def test_five_of_six_layers_of_a_gemma_3_have_a_window():
     config = {**PUBLISHED["Gemma 2 9B"][0], "model_type": "gemma3_text", "sliding_window_pattern": 6}
-    assert fields_of_config(config)["window_attn_skip_freq"] == 6
+    assert fields_of_config(config)["window_attn_skip_freq"] == [1, 1, 1, 1, 1, 0] * 7
 
 
 def test_a_file_is_named_by_its_path_or_by_text(tmp_path):

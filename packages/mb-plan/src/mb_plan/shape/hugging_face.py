@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mb_plan.errors import ModelFileError
-from mb_plan.shape.hybrid_pattern import ATTENTION, EXPERTS, MAMBA, MLP
+from mb_plan.shape.hybrid_pattern import ATTENTION, EXPERTS, MAMBA, MAMBA_FILTER, MLP
 
 Config = Mapping[str, Any]
 
@@ -19,17 +19,25 @@ def fields_of_config(config: Config) -> dict[str, Any]:
     Raises:
         ModelFileError: The kind of model is not known, or a size is missing.
     """
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise ModelFileError(
-            f"config.json: models of type {kind!r} are not known; known are {', '.join(sorted(FAMILIES))}. Give "
+            f"config.json: models of type {config.get("model_type")!r} are not known; known are {', '.join(sorted(FAMILIES))}. Give "
             "the sizes as options (--layers, --hidden, ...), or a YAML file with Megatron's fields."
         )
+    config = {**DEFAULTS.get(kind, {}), **config}
+    counted = {**COUNTED, **COUNTED_OF.get(kind, {})}
+    for name in counted:
+        if config.get(name) not in (None, counted[name]):
+            raise ModelFileError(
+                f"config.json: {name} is {config[name]!r}, and a model of type {kind!r} is only counted with "
+                f"{counted[name]!r}. Use a YAML file."
+            )
     if kind == "gpt2":
         return _gpt2(config)
     if kind == "nemotron_h":
         config = {**config, "num_hidden_layers": len(_pattern(config))}
-    return {**_decoder(config), **FAMILIES[str(kind)](config)}
+    return {**_decoder(config), **FAMILIES[kind](config)}
 
 
 def _size(config: Config, name: str) -> int:
@@ -69,46 +77,43 @@ def _gpt2(config: Config) -> dict[str, Any]:
         "ffn_hidden_size": config.get("n_inner") or 4 * _size(config, "n_embd"),
         "vocab_size": _size(config, "vocab_size"),
         "max_position_embeddings": _size(config, "n_positions"),
-        "share_embeddings_and_output_weights": config.get("tie_word_embeddings", True),
+        "share_embeddings_and_output_weights": config["tie_word_embeddings"],
         "position_embedding_type": "learned_absolute",
     }
 
 
-def _llama(config: Config) -> dict[str, Any]:
-    for name in ("attention_bias", "mlp_bias"):
-        if config.get(name):
-            raise ModelFileError(
-                f"config.json: {name} is set, and such biases are not counted. Use a YAML file."
-            )
+def _nothing(_config: Config) -> dict[str, Any]:
     return {}
 
 
-def _window(config: Config) -> dict[str, Any]:
-    """Return the sliding window of every layer, if it is used."""
-    width = config.get("sliding_window")
-    return {} if not width or config.get("use_sliding_window") is False else {"window_size": (width - 1, 0)}
+def _window(config: Config, *, full_every: int = 0, first: int = 0) -> dict[str, Any]:
+    """Return the sliding window and the layers that have one, if any.
 
-
-def _alternating_window(config: Config) -> dict[str, Any]:
-    """Return the window of the layers that `layer_types` names, or of all but every second or other one."""
+    These are named by `layer_types`; without it, all from the `first` on but each `full_every`-th.
+    """
     width, kinds = config.get("sliding_window"), config.get("layer_types")
-    if not width:
+    if not width or config.get("use_sliding_window") is False:
         return {}
-    if kinds is None:
-        return {
-            "window_size": (width - 1, 0),
-            "window_attn_skip_freq": config.get("sliding_window_pattern") or 2,
-        }
-    flags = [kind == "sliding_attention" for kind in kinds]
-    return {"window_size": (width - 1, 0), "window_attn_skip_freq": flags}
+    if kinds:
+        flags = [int(kind == "sliding_attention") for kind in kinds]
+    else:
+        layers = range(1, _size(config, "num_hidden_layers") + 1)
+        flags = [int(layer > first and not (full_every and layer % full_every == 0)) for layer in layers]
+    if not any(flags):
+        return {}
+    return {"window_size": (width - 1, 0), "window_attn_skip_freq": None if all(flags) else flags}
+
+
+def _qwen_window(config: Config) -> dict[str, Any]:
+    return _window(config, first=config.get("max_window_layers") or 0)
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    return {"add_qkv_bias": True}
+    return {"add_qkv_bias": True, **_qwen_window(config)}
 
 
 def _qwen3(config: Config) -> dict[str, Any]:
-    return {"qk_layernorm": True, **_llama(config)}
+    return {"qk_layernorm": True, **_qwen_window(config)}
 
 
 def _experts(config: Config, number: str, width: str) -> dict[str, Any]:
@@ -151,7 +156,6 @@ def _qwen3_moe(config: Config) -> dict[str, Any]:
 
 def _deepseek(config: Config) -> dict[str, Any]:
     layers, dense = _size(config, "num_hidden_layers"), config.get("first_k_dense_replace") or 0
-    step = config.get("moe_layer_freq") or 1
     width = _size(config, "moe_intermediate_size")
     return {
         "multi_latent_attention": True,
@@ -163,34 +167,30 @@ def _deepseek(config: Config) -> dict[str, Any]:
         "qk_layernorm": True,
         **_experts(config, "n_routed_experts", "moe_intermediate_size"),
         "moe_shared_expert_intermediate_size": width * (config.get("n_shared_experts") or 0),
-        "moe_layer_freq": [int(layer >= dense and layer % step == 0) for layer in range(layers)],
+        "moe_layer_freq": [int(layer >= dense) for layer in range(layers)],
     }
 
 
 def _gpt_oss(config: Config) -> dict[str, Any]:
     return {
         **_experts(config, "num_local_experts", "intermediate_size"),
-        **_alternating_window(config),
+        **_window(config, full_every=2),
         "add_bias_linear": True,
         "softmax_type": "learnable",
     }
 
 
-def _olmo2(config: Config) -> dict[str, Any]:
-    return {"qk_layernorm": True, "qk_layernorm_scope": "all_heads", **_llama(config)}
+def _olmo2(_config: Config) -> dict[str, Any]:
+    return {"qk_layernorm": True, "qk_layernorm_scope": "all_heads"}
 
 
 def _gemma2(config: Config) -> dict[str, Any]:
-    tied = config.get("tie_word_embeddings", True)
-    return {
-        **_alternating_window(config),
-        "norm_position": "pre_and_post",
-        "share_embeddings_and_output_weights": tied,
-    }
+    return {**_window(config, full_every=2), "norm_position": "pre_and_post"}
 
 
 def _gemma3(config: Config) -> dict[str, Any]:
-    return {**_gemma2(config), "qk_layernorm": True}
+    every = config.get("sliding_window_pattern") or 6
+    return {**_window(config, full_every=every), "norm_position": "pre_and_post", "qk_layernorm": True}
 
 
 _LETTERS = {
@@ -221,12 +221,9 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     experts: dict[str, Any] = {}
     pattern = _pattern(config)
     if "E" in pattern:
-        shared = (config.get("n_shared_experts") or 0) * (
-            config.get("moe_shared_expert_intermediate_size") or 0
-        )
         experts = {
             **_experts(config, "n_routed_experts", "moe_intermediate_size"),
-            "moe_shared_expert_intermediate_size": shared,
+            "moe_shared_expert_intermediate_size": _size(config, "moe_shared_expert_intermediate_size"),
             "moe_latent_size": config.get("moe_latent_size"),
         }
     return {
@@ -248,7 +245,7 @@ FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
-    "llama": _llama,
+    "llama": _nothing,
     "mistral": _window,
     "mixtral": _mixtral,
     "nemotron_h": _nemotron_h,
@@ -258,6 +255,50 @@ FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
-    "smollm3": _llama,
+    "smollm3": _nothing,
 }
 """`model_type` to the function that returns what the family has besides `_decoder`."""
+
+COUNTED: Mapping[str, object] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_bias": False,
+    "mamba_proj_bias": False,
+    "qkv_bias": True,
+    "use_conv_bias": True,
+    "conv_kernel": MAMBA_FILTER,
+    "moe_layer_freq": 1,
+}
+"""Field on which numbers depend -> the only value with which models are counted."""
+_NO_WINDOW = {"use_sliding_window": False}
+COUNTED_OF: Mapping[str, Mapping[str, object]] = {
+    "gpt_oss": {"attention_bias": True},
+    "qwen2_moe": _NO_WINDOW,
+    "qwen3_moe": _NO_WINDOW,
+    "smollm3": _NO_WINDOW,
+}
+"""`model_type` to the values of fields that differ from `COUNTED`, or are further ones."""
+_QWEN = {
+    "num_key_value_heads": 32,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_GEMMA = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096}
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "deepseek_v3": {"first_k_dense_replace": 3},
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "gpt2": {"tie_word_embeddings": True},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {"num_key_value_heads": 8},
+    "qwen2": _QWEN,
+    "qwen2_moe": {"num_key_value_heads": 16, "use_sliding_window": False},
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4, "use_sliding_window": False},
+    "smollm3": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+}
+"""`model_type` to what transformers takes for fields that a file lacks, other than none of them.
+
+transformers 4 leaves out values that are both its own default and that of the class, such as tied embeddings."""

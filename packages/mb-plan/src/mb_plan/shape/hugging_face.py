@@ -22,8 +22,9 @@ def fields_of_config(config: Config) -> dict[str, Any]:
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise ModelFileError(
-            f"config.json: models of type {config.get("model_type")!r} are not known; known are {', '.join(sorted(FAMILIES))}. Give "
-            "the sizes as options (--layers, --hidden, ...), or a YAML file with Megatron's fields."
+            f"config.json: models of type {config.get('model_type')!r} are not known; known are "
+            f"{', '.join(sorted(FAMILIES))}. Give the sizes as options (--layers, --hidden, ...), or a YAML file with "
+            "Megatron's fields."
         )
     config = {**DEFAULTS.get(kind, {}), **config}
     counted = {**COUNTED, **COUNTED_OF.get(kind, {})}

@@ -15,6 +15,10 @@ def single(**changes):
     return SingleSampler(**(PLACE | {"total_samples": 10} | changes))
 
 
+def repeated(**changes):
+    return single(repeats=True, **changes)
+
+
 def cyclic(**changes):
     return CyclicSampler(**(PLACE | {"total_samples": 10, "seed": 1} | changes))
 
@@ -51,6 +55,10 @@ def test_a_finished_epoch_is_empty():
     assert list(single(consumed_samples=10)) == []
 
 
+def test_repeated_samples_start_again_in_their_order():
+    assert list(islice(repeated(consumed_samples=27, micro_batch_size=4), 2)) == [[7, 8, 9, 0], [1, 2, 3, 4]]
+
+
 def test_each_epoch_has_every_sample_in_a_different_order():
     order = global_order(cyclic, size=1, steps=15)
     passes = [order[start : start + 10] for start in (0, 10, 20)]
@@ -77,15 +85,15 @@ def test_the_global_order_is_the_same_for_every_data_parallel_size(make, size, m
 
 
 @given(
-    make=st.sampled_from([single, cyclic]),
+    make=st.sampled_from([single, repeated, cyclic]),
     before=st.integers(1, 4),
     after=st.integers(1, 4),
     micro=st.integers(1, 3),
     stop=st.integers(0, 6),
 )
 def test_resuming_equals_an_uninterrupted_run(make, before, after, micro, stop):
-    total = 300 if make is single else 7  # cyclic: over the end of several passes
     step = before * after * micro
+    total = 300 if make is single else max(7, before * micro, after * micro)  # over the end of several passes
     complete = global_order(make, size=1, steps=10 * step, micro_batch_size=1, total_samples=total)
     position = {"micro_batch_size": micro, "total_samples": total}
     head = global_order(make, size=before, steps=stop * after, **position)

@@ -104,7 +104,7 @@ class Endless:
     """User-defined dataset without a length."""
 
 
-def iterate(dataset, *, consumed_samples):
+def iterate(dataset, *, consumed_samples, repeats=False):
     return consumed_samples
 
 

@@ -157,7 +157,8 @@ class RunLoaders:
         test = batches.evaluation(data.test, consumed_samples=0)
         valid: Any
         if data.valid_sets is None:
-            valid = batches.evaluation(data.valid, consumed_samples=consumed_valid_samples)
+            # Its length is that of the run's settings, which may have been others when the samples were consumed.
+            valid = batches.evaluation(data.valid, consumed_samples=consumed_valid_samples, repeats=True)
         else:
             valid = self._validation_batches(data.valid_sets, consumed_valid_samples)
             test = [ValidationBatches.of_stream(test, batches=batches.settings.eval_iters)]

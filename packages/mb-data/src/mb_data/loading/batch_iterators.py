@@ -101,15 +101,21 @@ class BatchIterators:
             dataset, consumed_samples, self.settings.micro_batch_size, self.settings.global_batch_size
         )
 
-    def evaluation(self, dataset: Any, *, consumed_samples: int) -> Any:
-        """Return the same as `train`, with the batch sizes of evaluation."""
+    def evaluation(self, dataset: Any, *, consumed_samples: int, repeats: bool = False) -> Any:
+        """Return the same as `train`, with the batch sizes of evaluation; `repeats`: without an end."""
         settings = self.settings
         micro_batch_size = settings.eval_micro_batch_size or settings.micro_batch_size
         global_batch_size = settings.eval_global_batch_size or settings.global_batch_size
-        return self._iterate(dataset, consumed_samples, micro_batch_size, global_batch_size)
+        return self._iterate(dataset, consumed_samples, micro_batch_size, global_batch_size, repeats=repeats)
 
     def _iterate(
-        self, dataset: Any, consumed_samples: int, micro_batch_size: int, global_batch_size: int | None
+        self,
+        dataset: Any,
+        consumed_samples: int,
+        micro_batch_size: int,
+        global_batch_size: int | None,
+        *,
+        repeats: bool = False,
     ) -> Any:
         """Return an iterator of microbatches, or one for each model chunk; None on a rank that reads no data."""
         on_all_stages = self.section.is_packed or (self.section.is_padded and self.settings.routed)
@@ -129,6 +135,7 @@ class BatchIterators:
                 data_parallel_size=self.ranks.data_parallel_size,
                 seed=self.settings.seed,
                 global_batch_size=global_batch_size,
+                repeats=repeats,
                 worker_init_fn=self.worker_init_fn,
             )
             for _ in range(self.settings.model_chunks)

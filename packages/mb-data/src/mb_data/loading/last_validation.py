@@ -71,6 +71,7 @@ def last_validation(
                 WholeBatches(source, batch) if datasets.complete_validation else source,
                 seed=settings.seed,
                 global_batch_size=batch,
+                repeats=not datasets.complete_validation,
                 consumed_samples=first,
                 micro_batch_size=micro,
                 data_parallel_rank=0,

@@ -23,6 +23,7 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
     data_parallel_size: int,
     seed: int = 1234,
     global_batch_size: int | None = None,
+    repeats: bool = False,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Return an iterator over the micro-batches of one data-parallel rank, starting at a position.
@@ -39,11 +40,12 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
         data_parallel_size: Number of ranks that share the data.
         seed: Seed of the cyclic order and of the random number generators of the workers.
         global_batch_size: Sequences of one step. Required by the loader type `batch`.
+        repeats: Continue with the first sample after the last one.
         worker_init_fn: Called with the worker id at the start of each worker process.
 
     Returns:
         Iterator over dictionaries of tensors of shape [micro_batch_size, ...]. `single` ends after one epoch (without
-        `drop_last`, with a smaller batch); `cyclic` never ends.
+        `drop_last`, with a smaller batch) unless it `repeats`; `cyclic` never ends.
 
     Raises:
         ValueError: The loader type is not supported, or sizes, rank and position are inconsistent.
@@ -56,6 +58,7 @@ def build_data_iterator(  # noqa: PLR0913 (keyword-only numbers that define the 
         dataset,
         seed=seed,
         global_batch_size=global_batch_size,
+        repeats=repeats,
         consumed_samples=consumed_samples,
         micro_batch_size=micro_batch_size,
         data_parallel_rank=data_parallel_rank,
@@ -112,17 +115,23 @@ class SamplesOfWorkers(Dataset[Any]):
 
 
 def rank_sampler(
-    config: DataloaderConfig, dataset: Any, *, seed: int, global_batch_size: int | None, **position: int
+    config: DataloaderConfig,
+    dataset: Any,
+    *,
+    seed: int,
+    global_batch_size: int | None,
+    repeats: bool = False,
+    **position: int,
 ) -> RankSampler:
     """Return the sampler of a rank; arguments and errors as those of `build_data_iterator`."""
     position["total_samples"] = len(dataset)
     if config.dataloader_type in (None, "single"):
-        return SingleSampler(**position, drop_last=config.drop_last)
+        return SingleSampler(**position, drop_last=config.drop_last, repeats=repeats)
     if config.dataloader_type == "cyclic":
         return CyclicSampler(**position, seed=seed)
     if config.dataloader_type == "batch" and global_batch_size is not None:
         length = getattr(dataset, "length", None)
-        return BatchSampler(**position, global_batch_size=global_batch_size, length=length)
+        return BatchSampler(**position, global_batch_size=global_batch_size, length=length, repeats=repeats)
     raise ValueError(
         f"dataset.dataloader_type: {config.dataloader_type!r} with global_batch_size={global_batch_size}; the types "
         "are single, cyclic, batch and external, and batch needs the size of a global batch. Set both."

@@ -64,7 +64,7 @@ class SingleSampler(RankSampler):
 
     Yields lists of sample indices. All ranks yield the same number of lists. At the end, `drop_last` drops the samples
     that do not fill a micro-batch on every rank. Without it they are distributed evenly, and dropped only if there is
-    less than one sample per rank.
+    less than one sample per rank. With `repeats` the first sample follows the last one, without end.
 
     Raises:
         ValueError: A size is below 1, the rank is not below the size, or more samples are consumed than exist.
@@ -72,6 +72,7 @@ class SingleSampler(RankSampler):
     """
 
     drop_last: bool = True
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         RankSampler.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -81,13 +82,14 @@ class SingleSampler(RankSampler):
                 f"{self.micro_batch_size}, data_parallel_size={self.data_parallel_size}, drop_last={self.drop_last}); "
                 "no batch would be read. Provide more data, a smaller seq_length or a smaller micro-batch."
             )
-        self._require_unconsumed()
+        if not self.repeats:
+            self._require_unconsumed()
 
     def __iter__(self) -> Iterator[list[int]]:
         position, step = self.consumed_samples, self.step
-        while position + step <= self.total_samples:
+        while self.repeats or position + step <= self.total_samples:
             start = position + self.data_parallel_rank * self.micro_batch_size
-            yield list(range(start, start + self.micro_batch_size))
+            yield [index % self.total_samples for index in range(start, start + self.micro_batch_size)]
             position += step
         remaining = self.total_samples - position
         if not self.drop_last and remaining >= self.data_parallel_size:
@@ -148,7 +150,8 @@ class BatchSampler(RankSampler):
 
     Yields lists of sample indices. A global batch contains the same samples as with `SingleSampler`, but longest first.
     Samples of similar length then share a micro-batch and a micro-step, which reduces padding and the time that ranks
-    wait for each other. An incomplete global batch at the end is dropped.
+    wait for each other. An incomplete global batch at the end is dropped. With `repeats` it is completed by the first
+    samples, which follow the last one without end.
 
     Args:
         length: Returns the length of a sample. None: all samples have equal length and keep their order.
@@ -161,6 +164,7 @@ class BatchSampler(RankSampler):
 
     global_batch_size: int
     length: Callable[[int], int] | None = None
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         RankSampler.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -171,17 +175,18 @@ class BatchSampler(RankSampler):
                 "batch. Change one of the sizes, or use dataloader_type='single'."
             )
         require_global_batch(self.total_samples, global_batch_size=self.global_batch_size, drop_last=True)
-        self._require_unconsumed()
+        if not self.repeats:
+            self._require_unconsumed()
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.consumed_samples
-        while position + self.global_batch_size <= self.total_samples:
-            batch = list(range(position, position + self.global_batch_size))
+        position, size = self.consumed_samples, self.global_batch_size
+        while self.repeats or position + size <= self.total_samples:
+            batch = [index % self.total_samples for index in range(position, position + size)]
             if self.length is not None:
                 batch.sort(key=self.length, reverse=True)
             for first in range(self.data_parallel_rank * self.micro_batch_size, len(batch), self.step):
                 yield batch[first : first + self.micro_batch_size]
-            position += self.global_batch_size
+            position += size
 
 
 def require_global_batch(total_samples: int, *, global_batch_size: int, drop_last: bool) -> None:

@@ -152,7 +152,7 @@ def validation_batches(
 
     Args:
         sets: Built on each rank, in the same order.
-        iterate: Returns an iterator over a dataset from `consumed_samples` on.
+        iterate: Returns an iterator over a dataset from `consumed_samples` on; with `repeats`, without an end.
         batch_samples: Sequences of one evaluation batch. The last batch of a complete set is filled by `WholeBatches`.
         consumed_samples: Validation samples read before, over all sets.
         eval_iters: Batches of each set in one evaluation, which continues where the previous one ended; None: complete
@@ -176,7 +176,8 @@ def validation_batches(
     batches_of_sets = []
     for named, (size, can_be_filled) in present:
         if eval_iters is not None:
-            iterator = iterate(named.dataset, consumed_samples=consumed_samples // len(present))
+            first = consumed_samples // len(present)
+            iterator = iterate(named.dataset, consumed_samples=first, repeats=True)
             batches = ValidationBatches.of_stream(iterator, batches=eval_iters, name=named.name)
         else:
             _require_whole_set(named.name, size, batch_samples, can_be_filled=can_be_filled)

@@ -39,6 +39,21 @@ def test_a_signal_saves_and_prints_how_to_resume(overrides, tmp_path, number):
     assert events(out)[-2:] == [("save", stopped), ("stop", stopped)]
 
 
+class SignalInEvaluation(Callback):
+    def on_eval_step_start(self, context):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_in_the_evaluation_after_training_names_what_makes_up_for_it(overrides, tmp_path, capsys):
+    """The run is complete, so the same command would not evaluate it."""
+    run = tmp_path / "run"
+    words = [*overrides, "train.train_iters=2", "scheduler.lr_warmup_iters=1"]
+    assert train_here(words, run, callbacks=(SignalInEvaluation(),)).reason == "finished"
+    assert f"given up, because the run was to stop; mb eval {run} prints the validation losses" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.slow
 def test_a_custom_signal_ends_an_evaluation(overrides, tmp_path):
     """An evaluation of minutes: a scheduler would not wait for it."""

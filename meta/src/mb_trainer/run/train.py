@@ -155,7 +155,11 @@ class Run:
                 # Metrics and summary print the losses.
                 evaluate_after_training(parts, self.state, validated=outcome.validated, write=None)
                 if stops.evaluation_stopped:
-                    self.console.print("evaluation after training: given up, because the run was to stop")
+                    # The run is complete: the same command does not evaluate it again.
+                    self.console.print(
+                        "evaluation after training: given up, because the run was to stop; "
+                        f"mb eval {self.job.folder.path} prints the validation losses"
+                    )
         return outcome
 
     def evaluate_only(self, summary: RunSummary) -> TrainOutcome:

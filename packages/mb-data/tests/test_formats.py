@@ -214,7 +214,7 @@ def test_large_rows_are_read_in_chunks_of_bounded_size(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "a,b\n1,2\n", r"a\.csv: has no column 'text' \(the first line names a, b\)\. .*--json-key"),
+        ("a.csv", "a,b\n1,2\n", r"a\.csv: has no column 'text' \(found columns a, b\)\. .*--json-key"),
         ("a.csv", "text,b\n1\n", r"a\.csv:2: has 1 values, but the first line names 2 columns"),
         ("a.csv", 'text\n"a\n', r"a\.csv:\d: is not CSV in UTF-8"),
         ("a.parquet", "none", r"a\.parquet: pyarrow cannot read it as \.parquet"),

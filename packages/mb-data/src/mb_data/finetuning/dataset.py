@@ -67,6 +67,51 @@ class EpochsOfSamples:
         self.samples.require_complete()
         return self._order[index]
 
+    def _sample(self, number: int) -> dict[str, Tensor]:
+        """Return `tokens`, `labels` (int64) and `loss_mask` (float32) of a sample, all of shape [length]."""
+        start, end = self.samples.starts[number : number + 2]
+        ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))
+        loss_mask = torch.from_numpy(self.samples.loss_mask[start + 1 : end].astype(np.float32))
+        return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
+
+
+def concatenate(
+    samples: Sequence[Mapping[str, Tensor]], *, multiple: int, size: int, padding_token: int
+) -> dict[str, Tensor]:
+    """Return samples as one row of `size` tokens, with the boundaries of Transformer Engine's packed attention.
+
+    Each sample is padded to a multiple of `multiple` tokens; what remains of the row is a sequence of padding alone.
+
+    Returns:
+        Shape [S]: `tokens`, `labels`, `position_ids` (int64), `loss_mask` (float32) and `padding_mask` (bool, True
+        where there is no sample). `cu_seqlens` (int32, [sequences + 1]) has the start of each sequence, and S.
+        `max_seqlen` (int32, []) is the length of the longest. Position ids restart at 0 in every sequence.
+    """
+    lengths = [_round_up(len(sample["tokens"]), multiple) for sample in samples]
+    padding = size - sum(lengths)
+    boundaries = np.cumsum([0, *lengths, *([padding] if padding else [])])
+    row = {
+        "tokens": torch.full((size,), padding_token),
+        "labels": torch.full((size,), padding_token),
+        "loss_mask": torch.zeros(size),
+        "padding_mask": torch.ones(size, dtype=torch.bool),
+    }
+    for start, sample in zip(boundaries, samples, strict=False):
+        for name, tensor in sample.items():
+            row[name][start : start + len(tensor)] = tensor
+        row["padding_mask"][start : start + len(sample["tokens"])] = False
+    sizes = np.diff(boundaries)
+    return {
+        **row,
+        "position_ids": torch.cat([torch.arange(length) for length in sizes]),
+        "cu_seqlens": torch.from_numpy(boundaries.astype(np.int32)),
+        "max_seqlen": torch.tensor(int(sizes.max()), dtype=torch.int32),
+    }
+
+
+def _round_up(tokens: int, multiple: int) -> int:
+    return -(-tokens // multiple) * multiple
+
 
 class FinetuningDataset(EpochsOfSamples):
     """Map-style dataset of tokenized samples, without padding.
@@ -101,11 +146,7 @@ class FinetuningDataset(EpochsOfSamples):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return the sample at an index."""
-        number = self._number(index)
-        start, end = self.samples.starts[number : number + 2]
-        ids = torch.from_numpy(self.samples.tokens[start:end].astype(np.int64))
-        loss_mask = torch.from_numpy(self.samples.loss_mask[start + 1 : end].astype(np.float32))
-        return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": loss_mask}
+        return self._sample(self._number(index))
 
     @property
     def mean_tokens(self) -> float:
@@ -122,13 +163,19 @@ class FinetuningDataset(EpochsOfSamples):
 
         `padding_mask` (bool) is True behind the end of a sample, so that routers of experts leave padding out.
 
-        With `pack_multiple` the samples are concatenated: tensors of shape [1, S], with `cu_seqlens` [1, samples + 1],
-        the start of each sample and S, and `max_seqlen` [1], the length of the longest, as in `PackedDataset`.
+        With `pack_multiple` the samples are one row of `concatenate`, with a leading dimension of 1 on every tensor.
         """
         if self._pack_multiple is not None:
-            return self._concatenate(samples, self._pack_multiple)
+            total = sum(_round_up(len(sample["tokens"]), self._pack_multiple) for sample in samples)
+            row = concatenate(
+                samples,
+                multiple=self._pack_multiple,
+                size=_round_up(total, self._multiple),
+                padding_token=self._padding_token,
+            )
+            return {name: tensor.unsqueeze(0) for name, tensor in row.items()}
         longest = max(len(sample["tokens"]) for sample in samples)
-        length = -(-max(longest, self._pad_to or 0) // self._multiple) * self._multiple
+        length = _round_up(max(longest, self._pad_to or 0), self._multiple)
         batch = {"position_ids": torch.arange(length).repeat(len(samples), 1)}
         ends = torch.tensor([len(sample["tokens"]) for sample in samples])
         batch["padding_mask"] = batch["position_ids"] >= ends[:, None]
@@ -140,30 +187,3 @@ class FinetuningDataset(EpochsOfSamples):
             rows = pad_sequence([sample[name] for sample in samples], batch_first=True, padding_value=value)
             batch[name] = rows if longest == length else pad(rows, (0, length - longest), value=value)
         return batch
-
-    def _concatenate(self, samples: Sequence[Mapping[str, Tensor]], multiple: int) -> dict[str, Tensor]:
-        """Return samples as one row [1, T] with the boundaries of Transformer Engine's packed attention.
-
-        Each sample is padded to `multiple` tokens, and the row to a multiple of
-        the dataset's by a last sequence of padding alone.
-        """
-        lengths = [-(-len(sample["tokens"]) // multiple) * multiple for sample in samples]
-        padding = -sum(lengths) % self._multiple
-        boundaries = np.cumsum([0, *lengths, *([padding] if padding else [])])
-        batch = {
-            "tokens": torch.full((1, int(boundaries[-1])), self._padding_token),
-            "labels": torch.full((1, int(boundaries[-1])), self._padding_token),
-            "loss_mask": torch.zeros(1, int(boundaries[-1])),
-            "padding_mask": torch.ones(1, int(boundaries[-1]), dtype=torch.bool),
-        }
-        for start, sample in zip(boundaries, samples, strict=False):
-            for name, tensor in sample.items():
-                batch[name][0, start : start + len(tensor)] = tensor
-            batch["padding_mask"][0, start : start + len(sample["tokens"])] = False
-        sizes = np.diff(boundaries)
-        return {
-            **batch,
-            "position_ids": torch.cat([torch.arange(size) for size in sizes])[None],
-            "cu_seqlens": torch.from_numpy(boundaries.astype(np.int32))[None],
-            "max_seqlen": torch.tensor([int(sizes.max())], dtype=torch.int32),
-        }

@@ -4,26 +4,18 @@ Shapes: S tokens of a pack, which is a micro-batch of one row.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mb_data.errors import BadDocumentError
-from mb_data.finetuning.dataset import EpochsOfSamples
+from mb_data.finetuning.dataset import EpochsOfSamples, concatenate
 from mb_data.finetuning.first_fit import PackIndex
 from mb_data.finetuning.samples import TokenizedSamples
 
 
 class PackedDataset(EpochsOfSamples):
-    """Map-style dataset of packs, each a dictionary of tensors.
-
-    Shape [S]: `tokens`, `labels`, `position_ids` (int64), `loss_mask` (float32) and `padding_mask` (bool, True where
-    there is no sample). `cu_seqlens` (int32, [sequences + 1]) contains the start of each sequence, and S. `max_seqlen`
-    (int32, []) is the length of the longest sequence. Position ids restart at 0 in every sequence. The remainder of a
-    pack after the last sample is a sequence of padding whose loss mask is 0.
+    """Map-style dataset of packs, each a row of `concatenate`.
 
     Args:
         samples: The tokenized samples.
@@ -74,36 +66,15 @@ class PackedDataset(EpochsOfSamples):
         """Return the pack at an index."""
         pack = self._number(index)
         first, stop = self.packs.starts[pack : pack + 2]
-        arrays: dict[str, NDArray[Any]] = {
-            "tokens": np.full(self._pack_size, self._padding_token, np.int64),
-            "labels": np.full(self._pack_size, self._padding_token, np.int64),
-            "loss_mask": np.zeros(self._pack_size, np.float32),
-            "padding_mask": np.ones(self._pack_size, np.bool_),
-        }
-        boundaries = [0]
-        for sample in self.packs.members[first:stop]:
-            start, end = self.samples.starts[sample : sample + 2]
-            ids = self.samples.tokens[start:end]
-            length = len(ids) - 1  # labels are shifted by one
-            positions = slice(boundaries[-1], boundaries[-1] + length)
-            arrays["tokens"][positions] = ids[:-1]
-            arrays["labels"][positions] = ids[1:]
-            arrays["loss_mask"][positions] = self.samples.loss_mask[start + 1 : end]
-            arrays["padding_mask"][positions] = False
-            padded = -(-length // self._multiple) * self._multiple
-            boundaries.append(boundaries[-1] + padded)
-        if boundaries[-1] < self._pack_size:
-            boundaries.append(self._pack_size)
-        lengths = np.diff(boundaries)
-        position_ids = np.concatenate([np.arange(length) for length in lengths])
+        row = concatenate(
+            [self._sample(int(sample)) for sample in self.packs.members[first:stop]],
+            multiple=self._multiple,
+            size=self._pack_size,
+            padding_token=self._padding_token,
+        )
         # Empty sequences at the end: every pack has the same shape, and attention computes nothing for them.
-        boundaries += [self._pack_size] * (self._num_boundaries - len(boundaries))
-        return {
-            **{name: torch.from_numpy(array) for name, array in arrays.items()},
-            "position_ids": torch.from_numpy(position_ids),
-            "cu_seqlens": torch.tensor(boundaries, dtype=torch.int32),
-            "max_seqlen": torch.tensor(int(lengths.max()), dtype=torch.int32),
-        }
+        missing = max(0, self._num_boundaries - len(row["cu_seqlens"]))
+        return {**row, "cu_seqlens": pad(row["cu_seqlens"], (0, missing), value=self._pack_size)}
 
     def collate(self, packs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Collate one pack into a micro-batch, with a leading dimension of 1 on every tensor.

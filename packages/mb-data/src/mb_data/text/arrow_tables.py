@@ -9,6 +9,7 @@ import pyarrow
 from pyarrow import ipc, parquet
 
 from mb_data.errors import BadDocumentError
+from mb_data.text.document_rows import require_columns
 from mb_data.text.input_files import is_local, is_parquet
 
 _MAGIC = b"ARROW1"
@@ -74,7 +75,7 @@ def _parquet(
     path: Path, columns: Sequence[str] | None, groups: tuple[int, int | None]
 ) -> Iterator[tuple[int, Any, float]]:
     with closing(parquet.ParquetFile(_source(path))) as file:
-        _require_columns(path, file.schema_arrow.names, columns)
+        require_columns(path, file.schema_arrow.names, columns)
         numbers = range(file.metadata.num_row_groups)
         total = max(file.metadata.num_rows, 1)
         done_rows = sum(file.metadata.row_group(number).num_rows for number in numbers[: groups[0]])
@@ -91,7 +92,7 @@ def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, Any
         is_file = source.read(len(_MAGIC)) == _MAGIC
         source.seek(0)
         reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
-        _require_columns(path, reader.schema.names, columns)
+        require_columns(path, reader.schema.names, columns)
         count = reader.num_record_batches if is_file else None
         batches = map(reader.get_batch, range(count)) if count is not None else reader
         for number, batch in enumerate(batches, start=1):
@@ -114,12 +115,3 @@ def _unreadable(path: Path, error: Exception) -> str:
         f"{path}: pyarrow cannot read it as {path.suffix} ({error}); it is truncated, or has another format. "
         "Copy it again, or correct the suffix."
     )
-
-
-def _require_columns(path: Path, available: Sequence[str], columns: Sequence[str] | None) -> None:
-    missing = [name for name in columns or () if name not in available]
-    if missing:
-        raise BadDocumentError(
-            f"{path}: has no column {missing[0]!r} (found columns {', '.join(available) or 'none'}). Pass the name of "
-            "the column with the text: --json-key (dataset.json_key in a run)."
-        )

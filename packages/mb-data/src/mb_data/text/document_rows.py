@@ -87,7 +87,8 @@ def _csv_rows(path: Path, *, columns: Sequence[str] | None, batch_bytes: int) ->
         reader = csv.reader(text, delimiter=DELIMITERS[content_suffix(path)], strict=True)
         try:
             header = next(reader, [])
-            _require_header(path, header, columns)
+            if header:  # an empty file has no rows
+                require_columns(path, header, columns)
             for values in filter(None, reader):
                 rows.append(_row(path, header, values, line=reader.line_num))
                 size += sum(map(len, values))
@@ -110,12 +111,17 @@ def _row(path: Path, header: list[str], values: list[str], *, line: int) -> dict
     return dict(zip(header, values, strict=True))
 
 
-def _require_header(path: Path, header: list[str], columns: Sequence[str] | None) -> None:
-    missing = [name for name in columns or () if name not in header]
-    if missing and header:
+def require_columns(path: Path, available: Sequence[str], columns: Sequence[str] | None) -> None:
+    """Reject a table that lacks a column.
+
+    Raises:
+        BadDocumentError: It lacks one.
+    """
+    missing = [name for name in columns or () if name not in available]
+    if missing:
         raise BadDocumentError(
-            f"{path}: has no column {missing[0]!r} (the first line names {', '.join(header)}). Pass the name of the "
-            "column with the text: --json-key (dataset.json_key in a run)."
+            f"{path}: has no column {missing[0]!r} (found columns {', '.join(available) or 'none'}). Pass the name of "
+            "the column with the text: --json-key (dataset.json_key in a run)."
         )
 
 

@@ -127,7 +127,9 @@ def test_trackers_that_are_damaged_or_name_what_is_gone_are_found(tmp_path):
     assert verify_checkpoint(tmp_path)[text] == ["names step 30, whose folder is not there"]
     assert verify_checkpoint(tmp_path)[state][0].startswith("is damaged: ")
     text.write_bytes(bytes(range(128, 140)))
-    assert "should hold a step" in verify_checkpoint(tmp_path)[text][0]
+    assert "neither a step nor 'release'" in verify_checkpoint(tmp_path)[text][0]
+    text.write_text("release")
+    assert verify_checkpoint(tmp_path)[text] == ["names release, whose folder is not there"]
     state.write_bytes((tmp_path / "iter_0000010" / "train_state.pt").read_bytes())
     text.write_text("10")
     assert [(each.text, each.damaged) for each in check_trackers(tmp_path)] == [

@@ -116,11 +116,12 @@ def test_a_damaged_tracker_gives_way_to_the_other_one(tmp_path):
     assert (name, found_by, passed[0][0]) == ("iter_0000010", "tracker", "latest_train_state.pt")
 
 
-def test_two_damaged_trackers_give_way_to_the_newest_complete_folder(tmp_path):
+@pytest.mark.parametrize("content", ["soon", "9" * 5000])  # Python converts at most 4,300 digits
+def test_two_damaged_trackers_give_way_to_the_newest_complete_folder(tmp_path, content):
     complete_checkpoint.save(tmp_path, 10)
     (tmp_path / "latest_train_state.pt").unlink()
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("soon")
-    passed = [("latest_checkpointed_iteration.txt", "holds 'soon', neither a step nor 'release'")]
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(content)
+    passed = [("latest_checkpointed_iteration.txt", f"holds '{content[:40]}', neither a step nor 'release'")]
     assert outcome(tmp_path) == ("iter_0000010", "newest complete", passed)
 
 

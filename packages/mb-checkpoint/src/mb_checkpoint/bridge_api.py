@@ -9,6 +9,7 @@ from mb_checkpoint.collectives import read_for_all_ranks
 from mb_checkpoint.errors import DamagedCheckpointError
 from mb_checkpoint.formats.layout import (
     FORMAT_MARKER,
+    RELEASE,
     RUN_CONFIG,
     STATE_TRACKER,
     STEP_TRACKER,
@@ -18,6 +19,7 @@ from mb_checkpoint.formats.layout import (
     is_iteration_directory,
     iteration_directory,
 )
+from mb_checkpoint.formats.trackers import read_tracker
 
 TRACKER_PREFIX = STATE_TRACKER.removesuffix(f"_{TRAIN_STATE}")
 """Begin of the name of the tracker that holds the counters of the newest checkpoint."""
@@ -26,7 +28,7 @@ TRACKER_PREFIX = STATE_TRACKER.removesuffix(f"_{TRAIN_STATE}")
 def get_checkpoint_name(checkpoints_path: str, iteration: int, release: bool = False) -> str:
     """Return the folder of a step, or with `release` that of weights without a step."""
     root = Path(checkpoints_path)
-    return str(root / "release" if release else iteration_directory(root, iteration))
+    return str(root / RELEASE if release else iteration_directory(root, iteration))
 
 
 def get_checkpoint_train_state_filename(checkpoints_path: str, prefix: str | None = None) -> str:
@@ -74,11 +76,9 @@ def read_metadata(tracker_filename: str) -> tuple[int, bool]:
     path = Path(tracker_filename)
 
     def read() -> tuple[int, bool]:
-        text = path.read_text(errors="replace", encoding="utf-8").strip()
-        if text == "release":
-            return 0, True
-        if not text.isdecimal() or not int(text):
-            raise DamagedCheckpointError(f"holds {text[:40]!r}, and should hold a step or 'release'")
-        return int(text), False
+        step = read_tracker(path)
+        if step == 0:
+            raise DamagedCheckpointError("holds step 0, before which nothing is saved")
+        return step or 0, step is None
 
     return read_for_all_ranks(path, read)

@@ -10,6 +10,7 @@ from pathlib import Path
 from mb_checkpoint.formats.layout import (
     FORMAT_MARKER,
     MANIFEST,
+    RELEASE,
     RUN_CONFIG,
     TENSOR_INDEX,
     TRAIN_STATE,
@@ -148,7 +149,7 @@ def written_by_bridge(run_config: Path) -> bool:
 
 def _step_folders(root: Path) -> list[Path]:
     """Return folders below a root that may be checkpoints: Megatron's names, newest first, then others."""
-    release = root / "release"
+    release = root / RELEASE
     named = [*steps_in(root).values(), *([release] if release.is_dir() else [])]
     return [*named, *_children(root, re.compile(r"(?:step|global_step|checkpoint)[-_]?\d+"))]
 
@@ -190,7 +191,7 @@ def why_no_source(named: str, *, resume: bool) -> str | None:
 
 def is_readable_here(path: Path, *, resume: bool) -> bool:
     """Return whether a checkpoint of another program at or below a path has all files that a load needs."""
-    folders = (path, *steps_in(path).values(), path / "release")
+    folders = (path, *steps_in(path).values(), path / RELEASE)
     return any(
         bool(legacy_ranks(folder))
         or ((folder / TENSOR_INDEX).is_file() and (not resume or _has_counters(folder)))
@@ -199,7 +200,7 @@ def is_readable_here(path: Path, *, resume: bool) -> bool:
 
 
 def _has_counters(folder: Path) -> bool:
-    released = folder.name == "release"  # starts at step 0
+    released = folder.name == RELEASE  # starts at step 0
     return released or (folder / TRAIN_STATE).is_file() or has_counters_in_arguments(folder)
 
 

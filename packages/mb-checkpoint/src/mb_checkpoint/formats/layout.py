@@ -11,6 +11,8 @@ FORMAT_MARKER = "metadata.json"
 TENSOR_INDEX = ".metadata"
 MANIFEST = "manifest.json"
 NON_PERSISTENT = "non_persistent"
+RELEASE = "release"
+"""Folder of weights without a step, next to the step folders; also the content of a tracker that names it."""
 DATALOADER = "energon"
 STATE_TRACKER = "latest_train_state.pt"
 STEP_TRACKER = "latest_checkpointed_iteration.txt"
@@ -34,7 +36,9 @@ LEGACY_FILE = "model_optim_rng.pt"
 LEGACY_OPTIMIZER = "distrib_optim.pt"
 """Files of a rank in Megatron-LM's legacy layout `torch`; the second is that of the distributed optimizer."""
 _LEGACY_RANK = re.compile(r"mp_rank_\d{2}(_\d{3})*")
-_COMMON = "common.pt"
+COMMON_STATE = "common_state/shard_0_1"
+COMMON_FILE = "common.pt"
+"""Entry of Megatron Core with the state that is identical on all ranks; the file of it up to version 0.15."""
 _REPLACED = ".replaced_"
 _STAGING = ".saving_"
 _REMOVING = ".removing_"
@@ -274,7 +278,7 @@ def missing_files(directory: Path, wanted: tuple[str, ...] = RESUMABLE) -> list[
     try:
         if legacy_ranks(directory):
             return []
-        needed = (FORMAT_MARKER, *wanted) if (directory / _COMMON).is_file() else wanted
+        needed = (FORMAT_MARKER, *wanted) if (directory / COMMON_FILE).is_file() else wanted
         if has_counters_in_arguments(directory):
             needed = tuple(name for name in needed if name != TRAIN_STATE)
         return [line for name in needed if (line := _read_problem(directory / name)) is not None]

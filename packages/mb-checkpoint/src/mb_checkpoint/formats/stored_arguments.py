@@ -12,14 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mb_checkpoint.formats.layout import LEGACY_FILE, TENSOR_INDEX, legacy_ranks
+from mb_checkpoint.formats.layout import COMMON_FILE, COMMON_STATE, LEGACY_FILE, TENSOR_INDEX, legacy_ranks
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS
 from mb_checkpoint.formats.unpickling import FrozenCall, read_metadata, read_piece, reject_change
 from mb_schema.declared_sizes import pickle_in_archive
-
-_ENTRY = "common_state/shard_0_1"
-_FILE = "common.pt"
-"""Entry with the state that is identical on all ranks; the file of it up to Megatron Core 0.15."""
 
 
 def read_common_state(directory: Path) -> dict[str, Any]:
@@ -56,7 +52,7 @@ def _inert(stream: BinaryIO) -> Any:
 
 def _content(directory: Path) -> AbstractContextManager[BinaryIO | None]:
     """Open the file of the entry, or its bytes; None if there is none."""
-    file = directory / _FILE
+    file = directory / COMMON_FILE
     if file.is_file():
         return file.open("rb")
     if ranks := legacy_ranks(directory):
@@ -64,7 +60,7 @@ def _content(directory: Path) -> AbstractContextManager[BinaryIO | None]:
     if not (directory / TENSOR_INDEX).is_file():
         return nullcontext()
     for entry, piece in (read_metadata(directory).storage_data or {}).items():
-        if entry.fqn == _ENTRY:
+        if entry.fqn == COMMON_STATE:
             return io.BytesIO(read_piece(directory, piece))
     return nullcontext()
 

@@ -19,9 +19,8 @@ from mb_checkpoint.formats.layout import (
     LEGACY_FILE,
     MANIFEST,
     NON_PERSISTENT,
+    RELEASE,
     RUN_CONFIG,
-    STATE_TRACKER,
-    STEP_TRACKER,
     TENSOR_INDEX,
     TRAIN_STATE,
     has_checkpoint,
@@ -36,6 +35,7 @@ from mb_checkpoint.formats.layout import (
 from mb_checkpoint.formats.manifest import Manifest, find_hash_mismatches, read_manifest
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, stored_counters
 from mb_checkpoint.formats.stored_arguments import read_common_state, read_legacy_tensors
+from mb_checkpoint.formats.trackers import read_tracker, tracked_steps, trackers_of
 from mb_checkpoint.inspect.best import best_checkpoint
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
 from mb_checkpoint.load.select import (
@@ -45,7 +45,6 @@ from mb_checkpoint.load.select import (
     find_problems,
     read_tensor_index,
     select_checkpoint,
-    tracked_steps,
 )
 from mb_checkpoint.state.train_state import read_train_state
 
@@ -322,11 +321,11 @@ class TrackerNote:
 def check_trackers(root: Path) -> list[TrackerNote]:
     """Check the trackers of a folder with `iter_*` folders and return notes. Changes nothing."""
     notes = []
-    for path in (root / STATE_TRACKER, root / STEP_TRACKER):
+    for path in trackers_of(root):
         try:
-            if not path.exists():
-                continue
-            step = _step_in(path)
+            step = read_tracker(path)
+        except FileNotFoundError:
+            continue
         except DamagedCheckpointError as error:
             notes.append(TrackerNote(path=path, text=f"is damaged: {error.problem}", damaged=True))
             continue
@@ -334,26 +333,13 @@ def check_trackers(root: Path) -> list[TrackerNote]:
             text = f"is damaged: cannot be read ({error.strerror})"
             notes.append(TrackerNote(path=path, text=text, damaged=True))
             continue
-        if step is not None:
-            notes += _about(path, step, list(steps_in(root)))
+        steps = list(steps_in(root))
+        if not (root / RELEASE).is_dir() if step is None else step not in steps:
+            named = RELEASE if step is None else f"step {step}"
+            notes.append(
+                TrackerNote(path=path, text=f"names {named}, whose folder is not there", damaged=True)
+            )
+        elif step is not None and step < steps[0]:
+            text = f"names step {step}, and {steps[0]} is there too"
+            notes.append(TrackerNote(path=path, text=text, damaged=False))
     return notes
-
-
-def _step_in(path: Path) -> int | None:
-    """Return the step that a tracker names; None for released weights, which have no step."""
-    if path.name == STATE_TRACKER:
-        return int(read_train_state(path)["step"])
-    content = path.read_text(errors="replace", encoding="utf-8").strip()
-    if content == "release" and (path.parent / content).is_dir():
-        return None
-    if not content.isdecimal():
-        raise DamagedCheckpointError(f"holds {content[:40]!r}, and should hold a step")
-    return int(content)
-
-
-def _about(path: Path, step: int, steps: list[int]) -> list[TrackerNote]:
-    if step not in steps:
-        return [TrackerNote(path=path, text=f"names step {step}, whose folder is not there", damaged=True)]
-    if step < steps[0]:
-        return [TrackerNote(path=path, text=f"names step {step}, and {steps[0]} is there too", damaged=False)]
-    return []

@@ -7,6 +7,7 @@ from pathlib import Path
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.formats.foreign import is_same_folder, written_by_bridge
 from mb_checkpoint.formats.layout import (
+    RELEASE,
     RUN_CONFIG,
     is_hugging_face_directory,
     is_iteration_directory,
@@ -14,9 +15,6 @@ from mb_checkpoint.formats.layout import (
     step_of,
     steps_in,
 )
-
-RELEASE = "release"
-"""Name of a folder of weights without a step, next to the step folders."""
 
 
 def weight_directories(weights: Path) -> list[Path]:

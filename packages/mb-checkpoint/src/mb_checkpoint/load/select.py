@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,19 +10,19 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from mb_checkpoint.errors import (
     CheckpointNotFoundError,
+    DamagedCheckpointError,
     IncompleteCheckpointError,
     ManifestError,
     NoIntactCheckpointError,
-    TrainStateError,
     UnsafeCheckpointError,
     file_problem,
 )
 from mb_checkpoint.formats.foreign import recognize_foreign
 from mb_checkpoint.formats.layout import (
     MANIFEST,
+    RELEASE,
     RESUMABLE,
     STATE_TRACKER,
-    STEP_TRACKER,
     TENSOR_INDEX,
     TRAIN_STATE,
     WEIGHTS,
@@ -38,8 +37,8 @@ from mb_checkpoint.formats.layout import (
     steps_in,
 )
 from mb_checkpoint.formats.manifest import find_size_mismatches, read_manifest
+from mb_checkpoint.formats.trackers import read_tracker, trackers_of
 from mb_checkpoint.formats.unpickling import read_metadata
-from mb_checkpoint.state.train_state import read_train_state
 
 DAMAGED = (
     pickle.UnpicklingError,
@@ -141,7 +140,7 @@ def find_problems(directory: Path, *, wanted: tuple[str, ...] = RESUMABLE) -> li
 def _problems(directory: Path, *, wanted: tuple[str, ...], rejected: Mapping[Path, str]) -> list[str]:
     if directory in rejected:
         return [rejected[directory]]
-    return find_problems(directory, wanted=_marks_of(directory, wanted))
+    return find_problems(directory, wanted=WEIGHTS if directory.name == RELEASE else wanted)
 
 
 def _compared_with_index(directory: Path) -> list[str]:
@@ -222,48 +221,23 @@ def _exactly(
     return SelectedCheckpoint(path=directory, step=step_of(directory), found_by=found_by)
 
 
-def _marks_of(directory: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the required files; released weights have no train state."""
-    return WEIGHTS if directory.name == "release" else wanted
-
-
 def _tracker_target(root: Path, passed: list[SkippedCheckpoint]) -> Path | None:
-    state, text = root / STATE_TRACKER, root / STEP_TRACKER
-    if state.is_file():
+    """Return the folder that the first usable tracker names; the others are added to `passed`."""
+    for tracker in trackers_of(root):
         try:
-            target = _folder_of(root, int(read_train_state(state)["step"]))
-            if _may_be_copy(state, target / TRAIN_STATE):
+            if not tracker.is_file():
+                continue
+            step = read_tracker(tracker)
+            target = root / RELEASE if step is None else _folder_of(root, step)
+            if tracker.name != STATE_TRACKER or _may_be_copy(tracker, target / TRAIN_STATE):
                 return target
             reason = f"is not a copy of the {TRAIN_STATE} of {target.name}, which it names"
-            passed.append(SkippedCheckpoint(path=state, reason=reason))
-        except TrainStateError as error:
-            passed.append(SkippedCheckpoint(path=state, reason=error.problem))
+        except DamagedCheckpointError as error:
+            reason = error.problem
         except OSError as error:
-            passed.append(SkippedCheckpoint(path=state, reason=f"cannot be read ({error.strerror})"))
-    if text.is_file():
-        try:
-            content = text.read_text(errors="replace", encoding="utf-8").strip()
-        except OSError as error:
-            passed.append(SkippedCheckpoint(path=text, reason=f"cannot be read ({error.strerror})"))
-            return None
-        if content == "release":
-            return root / "release"
-        if content.isdecimal():
-            return _folder_of(root, int(content))
-        passed.append(
-            SkippedCheckpoint(path=text, reason=f"holds {content[:40]!r}, neither a step nor 'release'")
-        )
+            reason = f"cannot be read ({error.strerror})"
+        passed.append(SkippedCheckpoint(path=tracker, reason=reason))
     return None
-
-
-def tracked_steps(root: Path) -> frozenset[int]:
-    """Return the steps that the trackers name, whether or not they agree; unreadable trackers are ignored."""
-    steps = set()
-    with suppress(TrainStateError, OSError):
-        steps.add(int(read_train_state(root / STATE_TRACKER)["step"]))
-    with suppress(ValueError, OSError):
-        steps.add(int((root / STEP_TRACKER).read_text(encoding="utf-8")))
-    return frozenset(steps)
 
 
 def _may_be_copy(state: Path, original: Path) -> bool:

@@ -19,6 +19,7 @@ from mb_checkpoint.formats.converted_weights import source_of_weights
 from mb_checkpoint.formats.foreign import is_readable_here, is_same_folder, recognize_foreign, why_no_source
 from mb_checkpoint.formats.layout import (
     MANIFEST,
+    RELEASE,
     RESUMABLE,
     WEIGHTS,
     is_iteration_directory,
@@ -125,7 +126,7 @@ def find_checkpoint(
     if config.load is not None:
         chosen = _to_resume(config, config.load, rejected or {})
         if chosen is not None:
-            fresh = config.finetune or chosen.path.name == "release"
+            fresh = config.finetune or chosen.path.name == RELEASE
             return ("weights" if fresh else "resumed"), chosen
         if not may_be_empty and not is_same_folder(config.load, config.save):
             reason = why_no_source(config.load, resume=not config.finetune) or "no checkpoint"

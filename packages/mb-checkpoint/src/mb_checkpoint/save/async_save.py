@@ -10,7 +10,7 @@ from mb_checkpoint.context import FailedSave, SavedCheckpoint, describe_failure
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.formats.layout import iteration_directory
 from mb_checkpoint.formats.manifest import read_manifest
-from mb_checkpoint.load.select import tracked_steps
+from mb_checkpoint.formats.trackers import tracked_steps
 from mb_checkpoint.save.commit import discard
 from mb_checkpoint.save.commit_barrier import CommitBarrier
 from mb_checkpoint.save.finalize import FinalizeJob

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from mb_checkpoint.errors import NoIntactCheckpointError, cause_of
 from mb_checkpoint.formats.layout import leftovers, removing_directory, steps_in
+from mb_checkpoint.formats.trackers import tracked_steps
 from mb_checkpoint.inspect.best import ranked_checkpoints
 from mb_checkpoint.inspect.verified_cache import VerifiedCache
-from mb_checkpoint.load.select import tracked_steps
 from mb_checkpoint.locks import try_exclusive_lock
 from mb_checkpoint.save.commit import remove_folder, remove_leftover
 from mb_checkpoint.save.kept_steps import steps_to_remove

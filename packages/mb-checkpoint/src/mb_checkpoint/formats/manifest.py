@@ -41,6 +41,34 @@ class FileEntry:
     checksum: str
     """Algorithm and checksum of the content in hexadecimal, such as "xxh3_128:9c1f..."."""
 
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm, which this version may not know."""
+        return self.checksum.partition(":")[0]
+
+
+class ContentHash:
+    """Size and checksum of content that arrives in chunks.
+
+    Args:
+        algorithm: One of `HASHES`.
+    """
+
+    def __init__(self, algorithm: str) -> None:
+        self._algorithm: Any = algorithm
+        self._digest = HASHES[self._algorithm]()
+        self.size = 0
+        """Bytes so far."""
+
+    def update(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Append a chunk."""
+        self._digest.update(chunk)
+        self.size += len(chunk)
+
+    def entry(self, name: str) -> FileEntry:
+        """Return the entry of a file with this content."""
+        return FileEntry(name=name, size=self.size, checksum=f"{self._algorithm}:{self._digest.hexdigest()}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -176,13 +204,12 @@ def hash_file(
     Raises:
         OSError: The file cannot be read.
     """
-    digest, size = HASHES[algorithm](), 0
+    content = ContentHash(algorithm)
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
+            content.update(chunk)
             progress(len(chunk))
-    return FileEntry(name=name, size=size, checksum=f"{algorithm}:{digest.hexdigest()}")
+    return content.entry(name)
 
 
 def hash_chunks(
@@ -195,17 +222,15 @@ def hash_chunks(
         like: Entry with the name, the algorithm and the expected size.
         each: Called with each chunk.
     """
-    algorithm = like.checksum.partition(":")[0]
-    if algorithm not in HASHES:
-        return replace(like, checksum=f"{algorithm}:")
-    digest, size = HASHES[algorithm](), 0
+    if like.algorithm not in HASHES:
+        return replace(like, checksum=f"{like.algorithm}:")
+    content = ContentHash(like.algorithm)
     for chunk in chunks:
-        digest.update(chunk)
-        size += len(chunk)
-        if size > like.size:
+        content.update(chunk)
+        if content.size > like.size:
             break
         each(chunk)
-    return FileEntry(name=like.name, size=size, checksum=f"{algorithm}:{digest.hexdigest()}")
+    return content.entry(like.name)
 
 
 def find_size_mismatches(directory: Path, manifest: Manifest) -> list[str]:
@@ -244,7 +269,7 @@ def find_hash_mismatches(
             progress(count)
 
     def problem(entry: FileEntry) -> str | None:
-        algorithm: Any = entry.checksum.partition(":")[0]
+        algorithm: Any = entry.algorithm
         if algorithm not in HASHES:
             return f"{entry.name} has a checksum of an unknown kind in the manifest ({algorithm:.20})"
         try:

@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from mb_checkpoint.collectives import host_group
 from mb_checkpoint.errors import CheckpointReadError, cause_of
-from mb_checkpoint.formats.checksums import HASHES
-from mb_checkpoint.formats.manifest import FileEntry
+from mb_checkpoint.formats.manifest import ContentHash, FileEntry
 from mb_schema.file_names import path_inside
 
 MESSAGE_BYTES = 4 << 20
@@ -100,12 +99,9 @@ class _SentFile:
 
     def __init__(self, like: FileEntry, receivers: Mapping[int, int]) -> None:
         self._name = like.name
-        self._algorithm: Any = like.checksum.partition(":")[0]
-        self._digest = HASHES[self._algorithm]()
+        self._content = ContentHash(like.algorithm)
         self._receivers = receivers
         self._sends: list[Any] = []
-        self.end = 0
-        """Bytes read so far."""
         self.ranks_of: dict[Span, list[int]] = {}
         """Piece -> the ranks that receive it."""
         for rank, count in receivers.items():
@@ -117,15 +113,18 @@ class _SentFile:
     @property
     def entry(self) -> FileEntry:
         """Entry of the file, which has been read to its end."""
-        return FileEntry(
-            name=self._name, size=self.end, checksum=f"{self._algorithm}:{self._digest.hexdigest()}"
-        )
+        return self._content.entry(self._name)
+
+    @property
+    def end(self) -> int:
+        """Bytes read so far."""
+        return self._content.size
 
     def skip(self, stream: BinaryIO, count: int | None) -> None:
         """Hash the next bytes; None: all of them."""
         while count is None or count > 0:
             chunk = stream.read(MESSAGE_BYTES if count is None else min(count, MESSAGE_BYTES))
-            self._hash(chunk)
+            self._content.update(chunk)
             if not chunk:
                 return
             count = None if count is None else count - len(chunk)
@@ -138,7 +137,7 @@ class _SentFile:
             chunk = memoryview(bytearray(count)) if into is None else into[-left:][:count]
             if stream.readinto(chunk) != count:  # type: ignore[attr-defined]  # a buffered file has it
                 raise OSError(f"{self._name}: ends at byte {self.end}, within a piece")
-            self._hash(chunk)
+            self._content.update(chunk)
             left -= count
             if ranks:
                 self._wait()  # for the chunk before, which was sent while this one was read
@@ -158,10 +157,6 @@ class _SentFile:
                 self._send([rank], torch.tensor([-len(text)]), torch.frombuffer(text, dtype=torch.uint8))
         with suppress(RuntimeError):
             self._wait()
-
-    def _hash(self, chunk: Any) -> None:
-        self._digest.update(chunk)
-        self.end += len(chunk)
 
     def _send(self, ranks: Sequence[int], *messages: torch.Tensor) -> None:
         self._sends += [

@@ -45,6 +45,8 @@ from mb_checkpoint.load.file_pieces import Span, read_pieces, receive_pieces
 from mb_checkpoint.load.shared_files import FilePart, Parts, SharedFile, assign_readers, parts_to_share
 
 T = TypeVar("T")
+IN_MODEL = "some of it is in the model already"
+"""State of the run after a failed read of tensors, for `VerifiedReads.read`."""
 _read_data = FileSystemReader.read_data
 
 
@@ -225,7 +227,7 @@ class VerifiedReads:
 
     def _can_be_hashed(self, name: str) -> bool:
         entry = self._entries.get(name)
-        return entry is not None and name not in self._hashed and entry.checksum.partition(":")[0] in HASHES
+        return entry is not None and name not in self._hashed and entry.algorithm in HASHES
 
     def _is_hashed_here(self, name: str, request: "_Request") -> bool:
         """Return whether this rank reads the larger part of a file, and therefore all of it."""

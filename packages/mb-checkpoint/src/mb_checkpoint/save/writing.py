@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from mb_checkpoint.formats.checksums import HASHES, Checksum
-from mb_checkpoint.formats.manifest import FileEntry, hash_file
+from mb_checkpoint.formats.checksums import Checksum
+from mb_checkpoint.formats.manifest import ContentHash, FileEntry, hash_file
 from mb_checkpoint.save.commit import METADATA_THREADS
 from mb_checkpoint.save.device_sync import Synchronize, wait_for_devices
 from mb_schema.files import fsync_path
@@ -67,9 +67,7 @@ class HashingStream:
     ) -> None:
         self._stream = stream
         self._progress = progress
-        self._algorithm = algorithm
-        self._digest = HASHES[algorithm]()
-        self.size = 0
+        self._content = ContentHash(algorithm)
         self.failure: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
@@ -80,8 +78,7 @@ class HashingStream:
         except OSError as error:
             self.failure = error
             raise
-        self._digest.update(view)
-        self.size += len(view)
+        self._content.update(view)
         self._progress(len(view))
         return len(view)
 
@@ -89,10 +86,14 @@ class HashingStream:
         """Flush buffered data to the operating system."""
         self._stream.flush()
 
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._content.size
+
     def entry(self, name: str) -> FileEntry:
         """Return the entry for the manifest."""
-        checksum = f"{self._algorithm}:{self._digest.hexdigest()}"
-        return FileEntry(name=name, size=self.size, checksum=checksum)
+        return self._content.entry(name)
 
 
 def write_files(

@@ -5,7 +5,7 @@ communication is needed, and a rank without elements of a tensor need not know a
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +168,11 @@ def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[st
     Raises:
         UnsafeCheckpointError: The index or an object names code that reading it would execute.
     """
+    return read_blocks(folder, list(requested.items()))
+
+
+def read_blocks(folder: Path, requested: Sequence[tuple[str, Shard | None]]) -> dict[str, Any]:
+    """Read as `read_entries`, several blocks of a tensor if its name is there several times."""
     reader = SafeFileSystemReader(folder)
     index = reader.read_metadata()
     reader.set_up_storage_reader(index, is_coordinator=False)
@@ -180,15 +185,19 @@ def read_entries(folder: Path, requested: Mapping[str, Shard | None]) -> dict[st
 class _InPlaceLoadPlanner(DefaultLoadPlanner):
     """Load planner that reads into the blocks."""
 
-    def __init__(self, requested: Mapping[str, Shard | None], *, folder: Path) -> None:
+    def __init__(self, requested: Sequence[tuple[str, Shard | None]], *, folder: Path) -> None:
         super().__init__()
         self._requested, self._folder = requested, folder
-        self._blocks = {name: entry.data for name, entry in requested.items() if entry is not None}
+        self._blocks = {
+            MetadataIndex(name, entry.offsets): entry.data.detach()
+            for name, entry in requested
+            if entry is not None
+        }
         self.objects: dict[str, Any] = {}
 
     def plan(self, index: Metadata) -> LoadPlan:
         items: list[ReadItem] = []
-        for name, entry in self._requested.items():
+        for name, entry in self._requested:
             chunks = [] if entry is None else [entry.chunk] * bool(entry.data.numel())
             stored = index.state_dict_metadata[name]
             if isinstance(stored, TensorStorageMetadata):
@@ -201,7 +210,7 @@ class _InPlaceLoadPlanner(DefaultLoadPlanner):
         self.objects[read_item.dest_index.fqn] = load_object(value, path=self._folder)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        block = self._blocks[read_item.dest_index.fqn].detach()
+        block = self._blocks[read_item.dest_index]
         for dimension, (start, length) in enumerate(
             zip(read_item.dest_offsets, read_item.lengths, strict=True)
         ):

@@ -4,9 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
-import torch.distributed as dist
-
+from mb_checkpoint.collectives import gather
 from mb_checkpoint.errors import CheckpointConfigError
 
 
@@ -37,12 +35,8 @@ class EvaluatedMetric:
         Raises:
             CheckpointConfigError: on all ranks: no rank knows such a metric, and none has known it before.
         """
-        local_value = metrics.get(self._name)
-        value = _maximum(
-            -math.inf if local_value is None or math.isnan(local_value) else local_value,
-            has_value=local_value is not None,
-        )
-        if value is None:
+        values = [value for value in gather(metrics.get(self._name)) if value is not None]
+        if not values:
             if self._step is None:
                 names = ", ".join(map(repr, metrics)) or "none on this rank"
                 raise CheckpointConfigError(
@@ -50,19 +44,8 @@ class EvaluatedMetric:
                     "one of them."
                 )
             return
-        self._step, self._value = step, value
+        self._step, self._value = step, max(-math.inf if math.isnan(value) else value for value in values)
 
     def at(self, step: int) -> float | None:
         """Return the value after a step; None if there was no evaluation."""
         return self._value if self._step == step else None
-
-
-def _maximum(value: float, *, has_value: bool) -> float | None:
-    """Return the largest value of the ranks that know one; None if none does. Collective over the world."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value if has_value else None
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    pair = torch.tensor([value, float(has_value)], device=device, dtype=torch.float64)
-    dist.all_reduce(pair, op=dist.ReduceOp.MAX)
-    largest, any_known = pair.tolist()
-    return largest if any_known else None

@@ -17,7 +17,7 @@ from mb_checkpoint.load.param_groups import (
     schedule_changes,
     unstored_settings,
 )
-from mb_checkpoint.mcore import load_scheduler, scheduler_state
+from mb_checkpoint.megatron.scheduler import load_scheduler, scheduler_state
 from mb_config import OptimizerConfig, SchedulerConfig, TrainingConfig, scheduler_steps
 from mb_config.mcore import build_scheduler
 from mb_config.schedules.learning_rate import sequences_after

@@ -139,11 +139,12 @@ def read_missing_object(folder):
     import torch
 
     from mb_checkpoint.formats.manifest import read_manifest
-    from mb_checkpoint.load.restore_shards import read_in_place
-    from mb_checkpoint.load.verified_reads import VerifiedReads
+    from mb_checkpoint.load.verified_reads import IN_MODEL, VerifiedReads
+    from mb_checkpoint.megatron.shards import read_entries
 
     path = Path(folder) / ("gone" * torch.distributed.get_rank())
-    read_in_place(path, {"iteration": None}, VerifiedReads(path, read_manifest(Path(folder))))
+    reads = VerifiedReads(path, read_manifest(Path(folder)))
+    reads.read(lambda: read_entries(path, {"iteration": None}), after=IN_MODEL)
 
 
 def request_unknown_tensor():
@@ -180,10 +181,11 @@ def reject_before_making_state(folder):
 
     from rank_work import error_of
 
-    from mb_checkpoint import CheckpointConfig, CheckpointLoadContext, mcore
+    from mb_checkpoint import CheckpointConfig, CheckpointLoadContext
     from mb_checkpoint.formats.metadata import read_contents
     from mb_checkpoint.load.restore_shards import ShardRestorer
     from mb_checkpoint.megatron.groups import CheckpointGroups
+    from mb_checkpoint.megatron.optimizer import optimizer_parts
 
     run = new_run({"fsdp": "optim_grads_params"})
     context = CheckpointLoadContext(
@@ -198,7 +200,7 @@ def reject_before_making_state(folder):
         ShardRestorer(context, section, groups, Path(folder), contents=contents, resume=True).run()
 
     found = [error_of(load, name)[:2] for name in ("model.module.embedding", "word_embeddings.weight.exp")]
-    return found, sum(len(part.optimizer.state) for part in mcore.optimizer_parts(run.optimizer))
+    return found, sum(len(part.optimizer.state) for part in optimizer_parts(run.optimizer))
 
 
 def adapters_from_complete_checkpoint(folder):

@@ -302,10 +302,11 @@ def change_after_save(section):
 
 def corrupt_by_padded_buckets(section):
     """Save and load what `reject_padded_buckets` rejects; return whether the optimizer state is unchanged."""
-    from mb_checkpoint import mcore
+    from mb_checkpoint.load import load
+    from mb_checkpoint.save import state
 
-    guard = mcore.reject_padded_buckets
-    mcore.reject_padded_buckets = lambda *_: None
+    guard = state.reject_padded_buckets
+    state.reject_padded_buckets = load.reject_padded_buckets = lambda *_: None
     try:
         shape = {"dist_opt": True, "bucket_size": 3000}
         run = new_run(shape, **section)
@@ -316,7 +317,7 @@ def corrupt_by_padded_buckets(section):
         again.load()
         return before == again.fingerprint()["optimizer"]
     finally:
-        mcore.reject_padded_buckets = guard
+        state.reject_padded_buckets = load.reject_padded_buckets = guard
 
 
 def saved_after_each_step(shape, section, steps):
@@ -454,13 +455,15 @@ def legacy_first_part(shape, folder, steps):
     from mb_checkpoint import mcore
     from mb_checkpoint.formats.legacy import rank_folder
     from mb_checkpoint.megatron.groups import CheckpointGroups
+    from mb_checkpoint.megatron.model import section_names
     from mb_checkpoint.state.rng import collect_rng_state
+    from mb_checkpoint.state.train_state import EXACT_FLOPS
 
     run = new_run(shape)
     losses = run.train(steps)
     counters, sizes = run.state.train_state, run.shape
     here = Path(folder) / f"iter_{counters.step:07d}" / rank_folder(CheckpointGroups.of(None))
-    chunks = zip(mcore.section_names(run.model), unwrap_model(run.model), strict=True)
+    chunks = zip(section_names(run.model), unwrap_model(run.model), strict=True)
     state = {
         "args": Namespace(
             tensor_model_parallel_size=sizes.tp,
@@ -475,7 +478,7 @@ def legacy_first_part(shape, folder, steps):
         "optimizer": run.optimizer.state_dict(),
         "opt_param_scheduler": run.scheduler.state_dict(),
         "rng_state": [collect_rng_state(mcore.MegatronRng())],
-        mcore.EXACT_FLOPS: counters.floating_point_operations_so_far,
+        EXACT_FLOPS: counters.floating_point_operations_so_far,
     }
     here.mkdir(parents=True, exist_ok=True)
     if parallel_state.get_expert_data_parallel_rank() == 0:

@@ -22,6 +22,13 @@ from mb_checkpoint.load.restore import StateRestorer
 from mb_checkpoint.load.shape_check import check_shapes
 from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.model import load_model_sections, section_names
+from mb_checkpoint.megatron.optimizer import (
+    distributed_parts,
+    has_state,
+    load_optimizer_section,
+    parameter_groups,
+)
 from mb_checkpoint.state import extra_state
 
 _LARGE = ("model", "optimizer", mcore.RNG_KEY)
@@ -106,15 +113,15 @@ class LegacyRestorer(StateRestorer):
         self._compare_schedules()
         if with_optimizer:
             optimizer = read_on_all_ranks(self._path, lambda: self._matched_optimizer(weights))
-        names = mcore.section_names(ctx.model)
+        names = section_names(ctx.model)
         model_sections = {name: values for name, (values, _) in zip(names, weights, strict=True)}
         with extra_state.permitted():
-            mcore.load_model_sections(ctx.model, self._without_code(model_sections), strict=False)
+            load_model_sections(ctx.model, self._without_code(model_sections), strict=False)
         if with_optimizer:
-            mcore.load_optimizer_section(optimizer_of_run, self._fitted(optimizer))
-            if mcore.distributed_parts(optimizer_of_run):
+            load_optimizer_section(optimizer_of_run, self._fitted(optimizer))
+            if distributed_parts(optimizer_of_run):
                 optimizer_of_run.load_parameter_state(str(self._state.folder / LEGACY_OPTIMIZER))
-        elif mcore.has_state(ctx.optimizer):
+        elif has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, None)
         self._put_back_scheduler(self._state.values)
         if self._wants_rng():
@@ -128,7 +135,7 @@ class LegacyRestorer(StateRestorer):
             CheckpointShapeError: The model has another shape.
         """
         chunks = unwrap_model(list(self._ctx.model))
-        names = mcore.section_names(self._ctx.model)
+        names = section_names(self._ctx.model)
         return [
             matched(self._state.values[name], chunk.state_dict(), path=self._path, strict=self._ctx.strict)
             for name, chunk in zip(names, chunks, strict=True)
@@ -141,10 +148,10 @@ class LegacyRestorer(StateRestorer):
             CheckpointLayoutError: The order is another one, or a group has other parameters.
         """
         stored = self._state.values["optimizer"]
-        run_groups = mcore.parameter_groups(self._ctx.optimizer)
+        run_groups = parameter_groups(self._ctx.optimizer)
         sizes = [[len(group["params"]) for group in part] for part in run_groups]
         stored_sizes = [[len(group.get("params", ())) for group in part] for part in groups_in(stored)]
-        distributed = bool(mcore.distributed_parts(self._ctx.optimizer))
+        distributed = bool(distributed_parts(self._ctx.optimizer))
         if not all(ordered for _, ordered in weights) or (stored_sizes != sizes and not distributed):
             raise CheckpointLayoutError(
                 f"{self._path}: its optimizer state has other parameters or another order of them (groups of "
@@ -158,7 +165,7 @@ class LegacyRestorer(StateRestorer):
         if not super()._wants_optimizer():
             return False
         has_file = (self._state.folder / LEGACY_OPTIMIZER).is_file()
-        if has_file != bool(mcore.distributed_parts(self._ctx.optimizer)):
+        if has_file != bool(distributed_parts(self._ctx.optimizer)):
             raise CheckpointLayoutError(
                 f"{self._path}: {'has' if has_file else 'has no'} {LEGACY_OPTIMIZER}, because its run used "
                 f"{'the' if has_file else 'no'} distributed optimizer, whose state has another form. Set "

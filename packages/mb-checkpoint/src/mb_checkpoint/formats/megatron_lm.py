@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_checkpoint.errors import TrainStateError
-from mb_checkpoint.state.train_state import FLOPS
+from mb_checkpoint.state.train_state import EXACT_FLOPS, FLOPS
 
 ARGUMENTS = "args"
 """Entry with the arguments, an `argparse.Namespace`."""
@@ -38,7 +38,7 @@ def stored_counters(common: Mapping[str, Any]) -> dict[str, int]:
     return {
         "step": int(common.get("iteration", 0)),
         **{name: int(getattr(arguments, name, 0) or 0) for name in COUNTERS},
-        FLOPS: int(common.get("num_floating_point_operations_so_far", 0)),
+        FLOPS: int(common.get(EXACT_FLOPS, 0)),
     }
 
 

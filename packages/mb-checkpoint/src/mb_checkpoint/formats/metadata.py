@@ -4,22 +4,21 @@ from pathlib import Path
 
 from mb_checkpoint import mcore
 from mb_checkpoint.collectives import on_rank_zero, read_for_all_ranks
-from mb_checkpoint.formats.layout import format_of
+from mb_checkpoint.formats.layout import COMMON_STATE, format_of
 from mb_checkpoint.megatron.shards import read_entries, read_index
 from mb_checkpoint.state.callback_states import CALLBACKS
+from mb_checkpoint.state.train_state import EXACT_FLOPS
 
 COMMON = (
     "checkpoint_version",
     "iteration",
-    mcore.EXACT_FLOPS,
+    EXACT_FLOPS,
     "parallel_layout",
     "content_metadata",
     "opt_param_scheduler",
     CALLBACKS,
 )
 """Objects of the fsdp_dtensor layout that are identical on all ranks."""
-COMMON_STATE = "common_state/shard_0_1"
-"""Name of Megatron's object with the state that is identical on all ranks."""
 
 
 def is_read_first(name: str) -> bool:

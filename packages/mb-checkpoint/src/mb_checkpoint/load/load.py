@@ -32,10 +32,11 @@ from mb_checkpoint.load.verified_reads import Verification, verify_objects
 from mb_checkpoint.local.checkpoints import LocalStoreLike, load_local
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.optimizer import content_metadata, reject_padded_buckets
 from mb_checkpoint.state.adapters import KeyFilter, all_but, either
 from mb_checkpoint.state.callback_states import restore_callbacks
 from mb_checkpoint.state.dataloader import read_dataloader_state
-from mb_checkpoint.state.train_state import FLOPS, read_train_state
+from mb_checkpoint.state.train_state import EXACT_FLOPS, FLOPS, read_train_state
 
 MODELOPT_STATE = "modelopt_state"
 """Folder that ModelOpt adds to a checkpoint."""
@@ -89,7 +90,7 @@ def _find_and_load(
 ) -> LoadedCheckpoint:
     """Load the weights under adapters, if any, and then the checkpoint that `config` selects. Collective."""
     groups = CheckpointGroups.of(ctx.pg_collection)
-    mcore.reject_padded_buckets(ctx.optimizer, mcore.content_metadata(ctx.optimizer, config))
+    reject_padded_buckets(ctx.optimizer, content_metadata(ctx.optimizer, config))
     # The weights under adapters come first, because a checkpoint of adapters has none of them.
     base, pretrained = None, config.pretrained_checkpoint
     if ctx.adapter_key_filter is not None and pretrained is not None:
@@ -166,8 +167,8 @@ def _load(
         counters: dict[str, Any] = {}
         if resume:
             counters = read_for_all_ranks(chosen.path, lambda: _read_counters(chosen.path, contents))
-            if mcore.EXACT_FLOPS in contents.common:
-                counters[FLOPS] = contents.common[mcore.EXACT_FLOPS]
+            if EXACT_FLOPS in contents.common:
+                counters[FLOPS] = contents.common[EXACT_FLOPS]
         notes = [] if (chosen.path / MANIFEST).is_file() else [NO_MANIFEST_NOTE]
         if not ctx.skip_load_to_model_and_opt:
             if layout != fsdp.FORMAT:

@@ -24,11 +24,29 @@ from mb_checkpoint.load.param_groups import (
 )
 from mb_checkpoint.load.selected_weights import is_on_host_of_one_process, read_selected
 from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks, padding_note
-from mb_checkpoint.load.verified_reads import Verification, VerifiedReads, verified_reads
+from mb_checkpoint.load.verified_reads import IN_MODEL, Verification, VerifiedReads, verified_reads
 from mb_checkpoint.megatron import main_params
 from mb_checkpoint.megatron.chained_optimizer import fit_chained_state, parts_of
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.model import (
+    load_model_sections,
+    model_sections,
+    padded_tensors,
+    section_names,
+    shapes_of,
+)
+from mb_checkpoint.megatron.optimizer import (
+    SHARDING_KEY,
+    distributed_parts,
+    has_state,
+    load_optimizer_section,
+    optimizer_section,
+    optimizers_without_state,
+    parameter_groups,
+    set_schedule,
+)
 from mb_checkpoint.megatron.param_remainders import request_stored_types
+from mb_checkpoint.megatron.scheduler import load_scheduler, schedule_policy, scheduler_state
 from mb_checkpoint.megatron.torch_optimizer import leave_out_unstored
 from mb_checkpoint.state import extra_state
 from mb_checkpoint.state.adapters import apply_peft_adapter_filter_to_state_dict, reject_empty_selection
@@ -67,7 +85,7 @@ class StateRestorer:
         Whatever can reject the checkpoint comes before the read, which writes into the weights of the model.
         """
         ctx = self._ctx
-        all_sections = mcore.model_sections(ctx.model, self._groups, self._contents.metadata)
+        all_sections = model_sections(ctx.model, self._groups, self._contents.metadata)
         sections = self._selected_sections(all_sections)
         self._compare_shapes(sections)
 
@@ -78,8 +96,8 @@ class StateRestorer:
         )
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
-        without_state = mcore.optimizers_without_state(ctx.optimizer)
-        has_masters = mcore.has_state(ctx.optimizer) and not with_optimizer
+        without_state = optimizers_without_state(ctx.optimizer)
+        has_masters = has_state(ctx.optimizer) and not with_optimizer
         exact = has_masters and self._config.load_main_params_from_ckpt
         if exact:
             requested = main_params.in_float32(requested)
@@ -111,7 +129,7 @@ class StateRestorer:
         if keep is None:
             return all_sections
         sections = apply_peft_adapter_filter_to_state_dict(all_sections, keep)
-        accepted, total = (merge_over_ranks(mcore.shapes_of(part)) for part in (sections, all_sections))
+        accepted, total = (merge_over_ranks(shapes_of(part)) for part in (sections, all_sections))
         reject_empty_selection(keep, accepted=len(accepted), total=len(total))
         return sections
 
@@ -120,9 +138,9 @@ class StateRestorer:
         if self._contents.shapes is None:
             return
         strict = self._ctx.strict
-        model_shapes = merge_over_ranks(mcore.shapes_of(sections))
+        model_shapes = merge_over_ranks(shapes_of(sections))
         self._verification.overwrite(model_shapes, self._contents.shapes, path=self._path)
-        by_rank = gather_on_rank_zero(mcore.padded_tensors(sections))
+        by_rank = gather_on_rank_zero(padded_tensors(sections))
         differing = check_shapes(
             model_shapes,
             self._contents.model_shapes,
@@ -145,7 +163,7 @@ class StateRestorer:
 
     def _optimizer_request(self, sections: Mapping[str, Any]) -> Any:
         """Return the sharded optimizer state to read, of which a run without an update has only main parameters."""
-        optimizer = mcore.optimizer_section(
+        optimizer = optimizer_section(
             self._ctx.optimizer, sections, self._groups, self._contents.metadata, is_loading=True
         )
         requested = request_stored_types(optimizer, self._contents.dtypes)
@@ -168,8 +186,7 @@ class StateRestorer:
         ctx = self._ctx
         selects_weights = ctx.adapter_key_filter is not None and ctx.optimizer is None and not self._resume
         if selects_weights and is_on_host_of_one_process(requested):
-            after = "some of it is in the model already"
-            return reads.read(lambda: read_selected(requested, self._path), after=after)
+            return reads.read(lambda: read_selected(requested, self._path), after=IN_MODEL)
         return mcore.read(requested, self._path, self._groups, config=self._config, reads=reads)
 
     @contextmanager
@@ -193,14 +210,14 @@ class StateRestorer:
         return part
 
     def _wants_optimizer(self) -> bool:
-        if not self._resume or not mcore.has_state(self._ctx.optimizer):
+        if not self._resume or not has_state(self._ctx.optimizer):
             return False
         if not self._config.load_optim:
             return self._leave("optimizer: load_optim is off; it starts fresh")
         if not self._has_optimizer():
             return self._leave("optimizer: the checkpoint holds none; it starts fresh")
         stored, run_layout = self._contents.layout, self._groups.layout(self._ctx.model)
-        bound = self._contents.metadata.get(mcore.SHARDING_KEY) == "dp_reshardable"
+        bound = self._contents.metadata.get(SHARDING_KEY) == "dp_reshardable"
         if bound and stored is not None and dict(stored) != run_layout:
             raise CheckpointLayoutError(
                 f"{self._path}: its optimizer state was stored for {dict(stored)} and this run has {run_layout}; the "
@@ -251,14 +268,14 @@ class StateRestorer:
                 for part in parts_of(loaded["optimizer"]):
                     part.get("optimizer", part).setdefault("state", {})
             loaded["optimizer"] = self._fitted(loaded["optimizer"])
-        sections = self._without_code({name: loaded[name] for name in mcore.section_names(ctx.model)})
+        sections = self._without_code({name: loaded[name] for name in section_names(ctx.model)})
         with extra_state.permitted():
             strict = ctx.strict and ctx.adapter_key_filter is None
-            mcore.load_model_sections(ctx.model, sections, strict=strict)
+            load_model_sections(ctx.model, sections, strict=strict)
         if with_optimizer:
-            mcore.load_optimizer_section(ctx.optimizer, loaded["optimizer"])
+            load_optimizer_section(ctx.optimizer, loaded["optimizer"])
         # The main parameters were copied from the weights when the optimizer was built, before these were loaded.
-        elif mcore.has_state(ctx.optimizer):
+        elif has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
         # After the optimizer: loading a schedule sets the rates of its parameter groups, which were just replaced.
         self._put_back_scheduler(loaded)
@@ -287,11 +304,11 @@ class StateRestorer:
     def _fitted(self, stored: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the optimizer state for the parameter groups of this run; note settings that change."""
         optimizer = self._ctx.optimizer
-        run_groups = mcore.parameter_groups(optimizer)
+        run_groups = parameter_groups(optimizer)
         fitted = fit_chained_state(stored, run_groups, policy=self._policy() or "configured")
         groups = [groups_of(part)["param_groups"] for part in parts_of(fitted)]
         if self._policy() == "stored":
-            mcore.set_schedule(optimizer, groups)
+            set_schedule(optimizer, groups)
         stored_groups = [group for part in parts_of(stored) for group in groups_of(part)["param_groups"]]
         if changed := group_changes(stored_groups, [group for part in run_groups for group in part]):
             self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
@@ -303,7 +320,7 @@ class StateRestorer:
         They are in the common part of a checkpoint, which is read as a whole.
         """
         common = self._contents.common.get("optimizer")
-        if not isinstance(common, Mapping) or mcore.distributed_parts(self._ctx.optimizer):
+        if not isinstance(common, Mapping) or distributed_parts(self._ctx.optimizer):
             return  # the distributed optimizer reads its groups as one object
         stored, run_parts = parts_of(common), parts_of(requested)
         if len(stored) != len(run_parts):
@@ -315,7 +332,7 @@ class StateRestorer:
                 del holder["param_groups"]  # type: ignore[attr-defined]  # a dict of Megatron's
 
     def _policy(self) -> Policy | None:
-        return mcore.schedule_policy(self._ctx.opt_param_scheduler)
+        return schedule_policy(self._ctx.opt_param_scheduler)
 
     def _stored_schedule(self, loaded: Mapping[str, Any]) -> Mapping[str, Any] | None:
         for name in ("opt_param_scheduler", "lr_scheduler"):
@@ -333,7 +350,7 @@ class StateRestorer:
         policy, stored = self._policy(), self._stored_schedule(self._contents.common)
         if policy is None or stored is None or not self._resume or not self._config.load_optim:
             return
-        changes = schedule_changes(stored, mcore.scheduler_state(self._ctx.opt_param_scheduler))
+        changes = schedule_changes(stored, scheduler_state(self._ctx.opt_param_scheduler))
         unstored = [] if policy == "configured" else unstored_settings(stored)
         if policy == "equal":
             reject_schedule_change(changes)
@@ -354,7 +371,7 @@ class StateRestorer:
         if stored is None:
             self._leave("scheduler: the checkpoint holds none; it starts fresh")
         else:
-            mcore.load_scheduler(scheduler, stored)
+            load_scheduler(scheduler, stored)
 
     def _leave(self, note: str) -> bool:
         self._notes.append(note)

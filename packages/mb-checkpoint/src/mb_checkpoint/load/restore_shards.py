@@ -8,22 +8,14 @@ from mb_checkpoint import mcore
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
 from mb_checkpoint.load.restore import StateRestorer
 from mb_checkpoint.load.shape_check import check_shapes, merge_over_ranks
-from mb_checkpoint.load.verified_reads import VerifiedReads
+from mb_checkpoint.load.verified_reads import IN_MODEL
 from mb_checkpoint.megatron import fsdp, main_params
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.optimizer import has_state, optimizers_without_state
 from mb_checkpoint.megatron.shards import Shard, read_entries
 from mb_checkpoint.state.adapters import reject_empty_selection
 from mb_checkpoint.state.rerun_state import RERUN_KEY, entries_of, rebuilt
 from mb_checkpoint.state.rng import restore_rng_state
-
-
-def read_in_place(path: Path, requested: Mapping[str, Shard | None], reads: VerifiedReads) -> dict[str, Any]:
-    """Read as `read_entries`. Collective.
-
-    Raises:
-        CheckpointReadError: A rank could not read; the data read so far is in the blocks.
-    """
-    return reads.read(lambda: read_entries(path, requested), after="some of it is in the model already")
 
 
 def shapes_of(requested: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -84,7 +76,7 @@ class ShardRestorer(StateRestorer):
         ctx, contents = self._ctx, self._contents
         reject_fused_layer_resharding(self._path, ctx.model, self._groups, contents)
         with_optimizer = self._wants_optimizer()
-        without_state = mcore.optimizers_without_state(ctx.optimizer)
+        without_state = optimizers_without_state(ctx.optimizer)
         self._compare_schedules()
         stored = contents.shapes or {} if with_optimizer else contents.model_shapes
         requested = self._request(with_optimizer=with_optimizer)
@@ -100,7 +92,7 @@ class ShardRestorer(StateRestorer):
         reruns = self._rerun_request().get(RERUN_KEY, {})
         wanted |= dict.fromkeys([*random, *entries_of(reruns)])
         with self._verified_reads(without_state) as reads:
-            loaded = read_in_place(self._path, wanted, reads)
+            loaded = reads.read(lambda: read_entries(self._path, wanted), after=IN_MODEL)
         self._apply_loaded(loaded, with_optimizer=with_optimizer)
         if reruns and ctx.rerun_state_machine is not None:
             ctx.rerun_state_machine.load_state_dict(rebuilt(reruns, loaded))
@@ -168,7 +160,7 @@ class ShardRestorer(StateRestorer):
             if changed:
                 self._leave(f"optimizer: the configured values apply: {', '.join(changed)}")
         fsdp.install_weights(ctx.model)
-        if not fsdp.is_wrapped(ctx.model) and mcore.has_state(ctx.optimizer):
+        if not fsdp.is_wrapped(ctx.model) and has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, None)
             if self._config.load_main_params_from_ckpt:
                 self._leave(

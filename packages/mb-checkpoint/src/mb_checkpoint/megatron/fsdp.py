@@ -19,11 +19,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import unwrap_model
 from torch.distributed.tensor import DTensor
 
-from mb_checkpoint import mcore
 from mb_checkpoint.collectives import RanksFailedError, on_every_rank
 from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.load.param_groups import Policy, changes_of, fit_group
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.optimizer import SHARDING_KEY, grad_scaler, optimizer_parts
 from mb_checkpoint.megatron.shards import Shard, full_shard
 from mb_checkpoint.state.adapters import KeyFilter
 
@@ -111,7 +111,7 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     gated = _gated(inner)
     names = {id(value): name for name, value in _state(inner).items()}
-    for part in mcore.optimizer_parts(optimizer):
+    for part in optimizer_parts(optimizer):
         for group in part.optimizer.param_groups:
             settings = {key: value for key, value in group.items() if key != "params"}
             for parameter in group["params"]:
@@ -120,7 +120,7 @@ def optimizer_entries(model: Sequence[Any], optimizer: Any) -> dict[str, Any]:
                 for key, value in part.optimizer.state.get(parameter, {}).items():
                     for piece, shard in _of_state(name, value, parameter, gated=gated):
                         entries[f"{STATE_PREFIX}{piece}.{key}"] = shard
-        if scaler := mcore.grad_scaler(part):
+        if scaler := grad_scaler(part):
             entries[SCALER_NAME] = scaler.state_dict()
     return _with_global_expert_ids(inner, entries)
 
@@ -132,14 +132,14 @@ def make_state(model: Sequence[Any], optimizer: Any) -> list[Any]:
     """
     parts = []
     _state(_unwrapped(model))  # from here on the parameters of the model are those of the optimizer
-    for part in mcore.optimizer_parts(optimizer):
+    for part in optimizer_parts(optimizer):
         if part.optimizer.state:
             continue
         rates = [group["lr"] for group in part.optimizer.param_groups]
         try:
             for group in part.optimizer.param_groups:
                 group["lr"] = 0.0
-            part.sharded_state_dict({}, is_loading=True, metadata={mcore.SHARDING_KEY: FORMAT})
+            part.sharded_state_dict({}, is_loading=True, metadata={SHARDING_KEY: FORMAT})
         finally:
             for group, rate in zip(part.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
@@ -152,7 +152,7 @@ def drop_state_not_stored(model: Sequence[Any], optimizer: Any, stored: Containe
     inner = _unwrapped(model)
     gated = _gated(inner)
     names = {id(value): name for name, value in _state(inner).items()}
-    for part in mcore.optimizer_parts(optimizer):
+    for part in optimizer_parts(optimizer):
         for parameter, values in list(part.optimizer.state.items()):
             group_names = {
                 f"{STATE_PREFIX}{piece}.{key}": None
@@ -170,7 +170,7 @@ def restore_settings(
     inner = _unwrapped(model)
     names = {id(value): name for name, value in _state(inner).items()}
     changed: set[str] = set()
-    for part in mcore.optimizer_parts(optimizer):
+    for part in optimizer_parts(optimizer):
         for group in part.optimizer.param_groups:
             group_names = _with_global_expert_ids(
                 inner, {GROUP_PREFIX + names[id(parameter)]: None for parameter in group["params"]}
@@ -179,7 +179,7 @@ def restore_settings(
             if stored is not None:
                 changed |= changes_of(stored, group)
                 group.update(fit_group(stored, group, policy=policy))
-        scaler = mcore.grad_scaler(part)
+        scaler = grad_scaler(part)
         if scaler and SCALER_NAME in loaded:
             scaler.load_state_dict(loaded[SCALER_NAME])
     return sorted(changed)

@@ -21,7 +21,7 @@ from megatron.core.dist_checkpointing.validation import validate_sharding_integr
 
 from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.formats.unpickling import weights_only
-from mb_checkpoint.load.verified_reads import VerifiedReads
+from mb_checkpoint.load.verified_reads import IN_MODEL, VerifiedReads
 
 
 class _ReadOnAllRanks(TorchDistLoadShardedStrategy):  # type: ignore[misc]  # Megatron has no types
@@ -43,7 +43,7 @@ class _ReadOnAllRanks(TorchDistLoadShardedStrategy):  # type: ignore[misc]  # Me
                 )
                 return own
 
-        return self._reads.read(read, after="some of it is in the model already")
+        return self._reads.read(read, after=IN_MODEL)
 
 
 class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # Megatron has no types

@@ -10,7 +10,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.utils import unwrap_model
 
-from mb_checkpoint import mcore
+from mb_checkpoint.megatron.model import section_names
+from mb_checkpoint.megatron.optimizer import distributed_parts, optimizer_parts
+
+_LISTS = "fp32_from_fp16_params"
+"""Entry of a half-precision optimizer with its main parameters, a list for each parameter group."""
+
+MainParams = Mapping[int | None, list[list[Any]]]
+"""Number of a chained optimizer, or None for the only one -> the lists of its main parameters."""
 
 
 def in_float32(sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,12 +51,12 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return  # it has the weights themselves
-    divided = bool(mcore.distributed_parts(optimizer))
+    divided = bool(distributed_parts(optimizer))
     optimizer.reload_model_params(state_dict=stored if divided else None)
     if stored is None or divided:
         return
     values = dict(_values(model, stored))
-    for part in mcore.optimizer_parts(optimizer):
+    for part in optimizer_parts(optimizer):
         if not isinstance(part, Float16OptimizerWithFloat16Params):
             continue
         for parameters, masters in zip(part.float16_groups, part.fp32_from_float16_groups, strict=True):
@@ -60,7 +67,44 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
 
 def _values(model: Sequence[Any], stored: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield each parameter of this rank that has a stored value, with that value."""
-    for section, chunk in zip(mcore.section_names(model), unwrap_model(list(model)), strict=True):
+    for section, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True):
         for name, parameter in chunk.named_parameters():
             if name in stored[section]:
                 yield parameter, stored[section][name]
+
+
+def take_lists(state: Mapping[str, Any]) -> MainParams:
+    """Remove the lists of main parameters from a request, in place, and return them.
+
+    Megatron keeps empty lists among what rank 0 stores for all ranks, and merges lists of tensors with them by their
+    positions. Requested by number (`by_number`), they come back as they are (`put_back_lists`).
+    """
+    section = state.get("optimizer", {})
+    chained: dict[int | None, Any] = {key: part for key, part in section.items() if isinstance(key, int)}
+    parts = chained or {None: section}
+    return {number: part.pop(_LISTS) for number, part in parts.items() if _LISTS in part}
+
+
+def by_number(lists: MainParams) -> dict[str, Any]:
+    """Return the entry of a request that reads the lists, without lists; empty without any."""
+    numbered = {
+        str(number): {
+            f"{group}.{position}": tensor
+            for group, tensors in enumerate(groups)
+            for position, tensor in enumerate(tensors)
+        }
+        for number, groups in lists.items()
+    }
+    return {_LISTS: numbered} if lists else {}
+
+
+def put_back_lists(loaded: dict[str, Any], lists: MainParams) -> None:
+    """Move what `by_number` has read into the loaded states of the optimizers, as lists."""
+    numbered = loaded.pop(_LISTS, {})
+    for number, groups in lists.items():
+        tensors = numbered.get(str(number), {})
+        part = loaded["optimizer"] if number is None else loaded["optimizer"].setdefault(number, {})
+        part[_LISTS] = [
+            [tensors[f"{group}.{position}"] for position in range(len(requested))]
+            for group, requested in enumerate(groups)
+        ]

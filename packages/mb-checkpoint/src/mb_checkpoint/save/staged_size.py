@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mb_checkpoint import mcore
+from mb_checkpoint.megatron.optimizer import distributed_parts, has_state, optimizer_parts
 
 
 def estimate_staged_bytes(model: Sequence[Any], optimizer: Any | None, *, sharing: int) -> int:
@@ -21,11 +21,11 @@ def estimate_staged_bytes(model: Sequence[Any], optimizer: Any | None, *, sharin
     """
     storages: set[int] = set()
     weights = _new_bytes((tensor for chunk in model for tensor in chunk.state_dict().values()), storages)
-    if optimizer is None or not mcore.has_state(optimizer):
+    if optimizer is None or not has_state(optimizer):
         return weights // sharing
-    sharded = {id(part) for part in mcore.distributed_parts(optimizer)}
+    sharded = {id(part) for part in distributed_parts(optimizer)}
     replicated = unsharded = 0
-    for part in mcore.optimizer_parts(optimizer):
+    for part in optimizer_parts(optimizer):
         size = _new_bytes(_optimizer_tensors(part), storages)
         if id(part) in sharded:
             unsharded += size
@@ -35,7 +35,7 @@ def estimate_staged_bytes(model: Sequence[Any], optimizer: Any | None, *, sharin
 
 
 def _optimizer_tensors(part: Any) -> Iterator[object]:
-    if not mcore.has_state(part):
+    if not has_state(part):
         return
     inner = part if isinstance(part, torch.optim.Optimizer) else part.optimizer
     for group in inner.param_groups:

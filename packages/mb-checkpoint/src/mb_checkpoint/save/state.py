@@ -12,11 +12,19 @@ from mb_checkpoint.formats.megatron_lm import ARGUMENTS, COUNTERS, PLAIN
 from mb_checkpoint.load.restore_shards import rng_name
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
+from mb_checkpoint.megatron.model import model_sections, reject_empty_tensors
+from mb_checkpoint.megatron.optimizer import (
+    content_metadata,
+    has_state,
+    optimizer_section,
+    reject_padded_buckets,
+)
+from mb_checkpoint.megatron.scheduler import scheduler_state
 from mb_checkpoint.state.adapters import apply_peft_adapter_filter_to_state_dict
 from mb_checkpoint.state.callback_states import callback_states
 from mb_checkpoint.state.rerun_state import RERUN_KEY, entries_of, rerun_entry
 from mb_checkpoint.state.rng import collect_rng_state, rng_digest
-from mb_checkpoint.state.train_state import FLOPS, step_in
+from mb_checkpoint.state.train_state import EXACT_FLOPS, FLOPS, step_in
 
 CHECKPOINT_VERSION = 3.0
 
@@ -52,12 +60,12 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
     step = step_in(counters)
     groups = CheckpointGroups.of(ctx.pg_collection)
     fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
-    metadata = mcore.content_metadata(ctx.optimizer, config)
-    mcore.reject_padded_buckets(ctx.optimizer, metadata)
+    metadata = content_metadata(ctx.optimizer, config)
+    reject_padded_buckets(ctx.optimizer, metadata)
     common: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,
-        mcore.EXACT_FLOPS: int(ctx.num_floating_point_operations_so_far),
+        EXACT_FLOPS: int(ctx.num_floating_point_operations_so_far),
         "parallel_layout": groups.layout(ctx.model),
     }
     if ctx.megatron_arguments is not None:
@@ -69,7 +77,7 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
         common[ARGUMENTS] = Namespace(**{**plain, **{name: int(counters.get(name, 0)) for name in COUNTERS}})
     common |= callback_states(ctx.callbacks)
     if ctx.opt_param_scheduler is not None:
-        common["opt_param_scheduler"] = mcore.scheduler_state(ctx.opt_param_scheduler)
+        common["opt_param_scheduler"] = scheduler_state(ctx.opt_param_scheduler)
     collect = _fsdp_entries if config.ckpt_format == fsdp.FORMAT else _torch_dist_entries
     entries = common | collect(ctx, config, groups, metadata)
     return SaveState(step=step, counters=counters, groups=groups, metadata=metadata, entries=entries)
@@ -81,13 +89,13 @@ def _torch_dist_entries(
     groups: CheckpointGroups,
     metadata: dict[str, Any],
 ) -> dict[str, Any]:
-    all_sections = mcore.model_sections(ctx.model, groups, metadata)
-    mcore.reject_empty_tensors(all_sections)
+    all_sections = model_sections(ctx.model, groups, metadata)
+    reject_empty_tensors(all_sections)
     keep = ctx.adapter_key_filter
     entries = all_sections if keep is None else apply_peft_adapter_filter_to_state_dict(all_sections, keep)
     entries = {**entries, **rerun_entry(ctx.rerun_state_machine)}
-    if config.save_optim and mcore.has_state(ctx.optimizer):
-        entries["optimizer"] = mcore.optimizer_section(
+    if config.save_optim and has_state(ctx.optimizer):
+        entries["optimizer"] = optimizer_section(
             ctx.optimizer, all_sections, groups, metadata, is_loading=False
         )
     if config.save_rng:
@@ -106,7 +114,7 @@ def _fsdp_entries(
     """Return the state of this rank by its names in a checkpoint of Megatron-FSDP."""
     entries: dict[str, Any] = {"content_metadata": metadata}
     entries |= fsdp.weights(ctx.model, groups, keep=ctx.adapter_key_filter)
-    if config.save_optim and mcore.has_state(ctx.optimizer):
+    if config.save_optim and has_state(ctx.optimizer):
         entries |= fsdp.optimizer_entries(ctx.model, ctx.optimizer)
     if config.save_rng:
         state, differ = _random_state(groups)

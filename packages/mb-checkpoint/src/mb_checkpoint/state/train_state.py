@@ -13,6 +13,8 @@ from mb_checkpoint.errors import TrainStateError
 from mb_schema.declared_sizes import pickle_in_archive
 
 FLOPS = "floating_point_operations_so_far"
+EXACT_FLOPS = "num_floating_point_operations_so_far"
+"""Entry of the state of all ranks with the exact integer, of which float64 in train_state.pt keeps 15 digits."""
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 """Stored dtype of each Python type. FLOPs are always float64: int64 overflows at 9e18, float32 is inexact above
 1e16."""

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from mb_checkpoint.collectives import gather, number_of_ranks, own_rank, read_on_all_ranks
 from mb_checkpoint.errors import CheckpointLayoutError, CheckpointShapeError, first_of
-from mb_checkpoint.load.verified_reads import Verification, verified_reads, verify_objects
+from mb_checkpoint.load.verified_reads import IN_MODEL, Verification, verified_reads, verify_objects
 from mb_checkpoint.megatron.shards import Shard, StoredIndex, read_entries, read_index, shard_of
 from mb_checkpoint.torch.optimizer import OptimizerPart
 from mb_checkpoint.torch.parts import (
@@ -137,8 +137,7 @@ class TorchState:
                 tensors |= module.tensors(index)
             for optimizer in self._optimizers:
                 tensors |= optimizer.tensors(index, stored_objects, folder=folder)
-            after = "some of it is in the model already"
-            reads.read(lambda: read_entries(folder, tensors), after=after)
+            reads.read(lambda: read_entries(folder, tensors), after=IN_MODEL)
         for part in parts:
             part.restore(stored_objects)
         return notes

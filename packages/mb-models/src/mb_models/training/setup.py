@@ -239,7 +239,7 @@ def _build_one_model(
     built = provider.provide_chunks(groups)
     if pre_wrap_hooks:
         built = _hooked(built, pre_wrap_hooks)
-    # After the hooks, so that adapters count, and before wrapping, which may shard the parameters.
+    # Before wrapping, which may shard what is counted. Adapters count only if the family has no formula.
     parameters = parts.parameter_count(built, vocab_size=provider.vocab_size, groups=groups)
     chunks = wrap_data_parallel(
         built,

@@ -286,8 +286,9 @@ def test_a_command_line_becomes_the_run_that_megatron_builds_from_it(seed, monke
     config = ConfigContainer.from_yaml(file)
     target = TargetMachine(world_size=8, gpu="h100", transformer_engine="2.8", apex=True)
     result = preflight(config, all_checks(), facts=target_facts(target, config.env_vars), provenance=None)
-    if result.errors:  # a rule on the model; the conversion itself must be complete
-        assert {problem.fields[0].partition(".")[0] for problem in result.errors} == {"model"}, result.errors
+    if result.errors:  # a rule on the model, or OP08; the conversion itself must be complete
+        sections = {problem.fields[0].partition(".")[0] for problem in result.errors if problem.id != "OP08"}
+        assert sections <= {"model"}, result.errors
         pytest.skip(f"the trainer rejects it: {result.errors[0]}"[:200])
     ours = transformer_config(config.model, device=torch.device("cuda"))
     assert type(ours) is type(theirs)

@@ -83,6 +83,15 @@ def values(flags):
         ("--moe-aux-loss-coeff 0.1", {"model.moe_aux_loss_coeff": 0.1}),
         ("--exp-avg-dtype bf16", {"optimizer.exp_avg_dtype": "bfloat16"}),
         (
+            "--no-weight-decay-cond-type apply_wd_to_qk_layernorm",
+            {"optimizer.apply_wd_to_qk_layernorm": True},
+        ),
+        (
+            "--mamba-training-ssm-states-dtype bf16",
+            {"model.transformer.mamba_training_ssm_states_dtype": "bfloat16"},
+        ),
+        ("--kv-lora-rank 16 --mla-down-proj-fusion", {}),
+        (
             "--hybrid-layer-pattern M*-M",
             {
                 "model._target_": "MambaModelConfig",
@@ -420,6 +429,13 @@ def test_a_vocabulary_of_one_file_is_no_gpt():
         (
             "--tokenizer-type NullTokenizer --tiktoken-pattern v2",
             {"--tiktoken-pattern": "has no effect in Megatron-LM with --tokenizer-type NullTokenizer"},
+        ),
+        (
+            "--q-lora-rank 8 --cache-mla-latents",
+            dict.fromkeys(
+                ("--q-lora-rank", "--cache-mla-latents"),
+                "has no effect in Megatron-LM without --multi-latent-attention",
+            ),
         ),
         (
             "--tp-comm-overlap-cfg a.yaml",

@@ -86,7 +86,7 @@ def convert(given: Mapping[str, Any]) -> MegatronConversion:
     explicit = {}
     for dest, value in given.items():
         flag = flags[dest]
-        if flag.path and reason_of_value(dest, value, arguments) is None:
+        if flag.path and _reason_dropped(dest, arguments) is None:
             explicit[flag.path] = value if flag.type in TYPES else parse_value(value)
     defaults = {
         flag.path: flag.default

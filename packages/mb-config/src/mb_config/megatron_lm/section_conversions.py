@@ -76,7 +76,11 @@ HYBRID_SPECS = ("hybrid_stack_spec", "mamba_stack_spec")
 """Functions of Megatron Core with the layers that a hybrid has here."""
 
 
-STATE_SPACE_FIELDS = ("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads")
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
+STATE_SPACE_FIELDS = (
+    *("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads"),
+    "mamba_training_ssm_states_dtype",
+)
 """Arguments that are fields of a hybrid itself."""
 
 
@@ -122,7 +126,7 @@ def model_class(arguments: Arguments) -> Fields:
     section = "model" if is_hybrid(arguments) else "model.transformer"
     for name in STATE_SPACE_FIELDS:
         if name in arguments.given:
-            yield f"{section}.{name}", arguments[name]
+            yield f"{section}.{name}", DTYPES.get(arguments[name], arguments[name])
 
 
 def sequence_length(arguments: Arguments) -> Fields:
@@ -209,9 +213,6 @@ def attention(arguments: Arguments) -> Fields:
         yield "model.attention_backend", str(arguments["attention_backend"]).removeprefix("AttnBackend.")
 
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
-
-
 OPTIMIZER_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
@@ -219,6 +220,12 @@ def optimizer_dtypes(arguments: Arguments) -> Fields:
     """Types of the optimizer state."""
     for name in OPTIMIZER_DTYPES:
         yield f"optimizer.{name}", DTYPES.get(arguments[name], arguments[name])
+
+
+def weight_decay(arguments: Arguments) -> Fields:
+    """Weight decay of the norms of queries and keys, also by the earlier argument, which has this value only."""
+    earlier = arguments["no_weight_decay_cond_type"] is not None
+    yield "optimizer.apply_wd_to_qk_layernorm", arguments["apply_wd_to_qk_layernorm"] or earlier
 
 
 FSDP_DTYPES = tuple(f"megatron_fsdp_{name}_dtype" for name in ("main_params", "main_grads", "grad_comm"))
@@ -433,12 +440,18 @@ def profiler(arguments: Arguments) -> Fields:
         yield "profiling.use_pytorch_profiler", arguments["use_pytorch_profiler"]
 
 
+_LATENT = (
+    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    *("cache_mla_latents", "mla_down_proj_fusion"),
+)
+
 NO_EFFECT_WITHOUT: Mapping[str, str] = {
     "num_query_groups": "group_query_attention",
     "calc_ft_timeouts": "enable_ft_package",
     "straggler_minmax_count": "log_straggler",
     "disable_straggler_on_startup": "log_straggler",
     "use_pytorch_profiler": "profile",
+    **dict.fromkeys(_LATENT, "multi_latent_attention"),
     **dict.fromkeys(FSDP_DTYPES, "use_megatron_fsdp"),
     "inprocess_active_world_size": "inprocess_restart",
     **{f"inprocess_{name}": "inprocess_restart" for name in RESTART_TIMES_AND_LIMITS},
@@ -476,6 +489,7 @@ CONVERSIONS: Mapping[Callable[[Arguments], Fields], tuple[str, ...]] = {
         *("bf16", "fp16", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "fp8_param_gather"),
     ),
     optimizer_dtypes: OPTIMIZER_DTYPES,
+    weight_decay: ("apply_wd_to_qk_layernorm", "no_weight_decay_cond_type"),
     fsdp_dtypes: FSDP_DTYPES,
     padding: ("padded_vocab_size",),
     context_parallel: ("cp_comm_type",),

@@ -7,6 +7,8 @@ from unittest.mock import patch
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
+from megatron.core.models.hybrid.hybrid_model import HybridModel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules, common
 from megatron.core.tensor_parallel import (
@@ -23,6 +25,7 @@ from megatron.core.transformer.utils import attention_mask_func
 from tiny_gpt import LENGTH, batch, gpt, gradients, start
 
 import mb_guard
+from mb_host.megatron.hybrid import host_hybrid_spec
 from mb_host.megatron.layers import HostNorm
 
 finalize_model_grads = sys.modules["megatron.core.distributed.finalize_model_grads"]
@@ -195,3 +198,32 @@ def part_of(whole: torch.Tensor, like: torch.Tensor, rank: int) -> torch.Tensor:
         if size != own:
             return whole.chunk(2, dim)[rank]
     return whole
+
+
+def packed_states(fault: str | None) -> float:
+    """Return how far the outputs of a Mamba layer for a pack are from those of its sequences by themselves."""
+    start()
+    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=32,
+        num_attention_heads=4,
+        hidden_dropout=0.0,
+        mamba_state_dim=8,
+        mamba_head_dim=8,
+        mamba_num_groups=2,
+    )
+    model = HybridModel(
+        config=config,
+        hybrid_stack_spec=host_hybrid_spec(config),
+        vocab_size=64,
+        max_sequence_length=16,
+        hybrid_layer_pattern="M",
+    )
+    hidden = torch.randn(16, 1, 32, generator=torch.Generator().manual_seed(0))
+    borders = torch.tensor([0, 5, 12], dtype=torch.int32)  # the rest is padding
+    pack = PackedSeqParams(qkv_format="thd", cu_seqlens_q=borders, cu_seqlens_kv=borders)
+    with torch.no_grad(), mb_guard.without(fault) if fault else nullcontext():
+        right = torch.cat([model.decoder(part, None) for part in hidden.split([5, 7, 4])])
+        found = model.decoder(hidden, None, packed_seq_params=pack)
+    return float((found - right).norm() / right.norm())

@@ -5,6 +5,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from megatron.core import tensor_parallel
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from tiny_gpt import start
@@ -57,3 +58,59 @@ def without_compiler(fault: str | None) -> list[bool] | str:
             ]
         except RuntimeError as error:
             return str(error)
+
+
+class DeviceGenerator:
+    """A generator whose handles share its state, as PyTorch's for CUDA do."""
+
+    def __init__(self, state: torch.Generator) -> None:
+        self.state = state
+        self.manual_seed, self.get_state, self.set_state = state.manual_seed, state.get_state, state.set_state
+
+    def graphsafe_get_state(self) -> "DeviceGenerator":
+        return DeviceGenerator(self.state)
+
+    def graphsafe_set_state(self, other: "DeviceGenerator") -> None:
+        self.__init__(other.state)  # type: ignore[misc]
+
+    def clone_state(self) -> "DeviceGenerator":
+        return DeviceGenerator(self.state.clone_state())
+
+
+def numbers(fault: str | None, graphs: bool, recomputed: bool) -> tuple[list[float], list[float], float]:
+    """Return what a layer draws in its forward pass, and when it is recomputed, and a number that is drawn later.
+
+    The layer is in the fork of a sequence-parallel block, and forks again.
+    """
+    start()
+    device = DeviceGenerator(torch.Generator())
+    drawn: list[list[float]] = []
+
+    def draw() -> float:
+        return float(torch.rand((), generator=device.state if graphs else None))
+
+    def layer(hidden: torch.Tensor) -> torch.Tensor:
+        first = draw()
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            second = draw()
+        drawn.append([first, second, draw()])
+        return hidden * 2
+
+    with ExitStack() as stack:
+        if fault:
+            stack.enter_context(mb_guard.without(fault))
+        if graphs:
+            stack.enter_context(mock.patch.object(torch.cuda, "default_generators", [device]))
+        tensor_parallel.model_parallel_cuda_manual_seed(
+            1234, use_cudagraphable_rng=graphs, force_reset_rng=True
+        )
+        hidden = torch.ones(4, requires_grad=True)
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            draw()
+            output = tensor_parallel.checkpoint(layer, False, hidden) if recomputed else layer(hidden)
+            draw()
+        output.sum().backward()
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            later = draw()
+    tensor_parallel.model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
+    return drawn[0], drawn[-1], later

@@ -45,6 +45,12 @@ def test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank(run_case):
         assert found != pytest.approx(right, rel=0.05)
 
 
+def test_states_end_with_their_sequence(run_case):
+    assert run_case("case_attention.py", "packed_states", None) == [pytest.approx(0, abs=1e-6)]
+    [wrong] = run_case("case_attention.py", "packed_states", "states-cross-packs")
+    assert wrong > 1e-3
+
+
 def test_cross_attention_has_its_own_group(run_case):
     right = run_case("case_attention.py", "cross_attention", None, ranks=4)
     wrong = run_case("case_attention.py", "cross_attention", "cross-attention-group", ranks=4)

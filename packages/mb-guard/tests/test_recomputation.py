@@ -1,4 +1,6 @@
-"""Faults of selective recomputation; the right gradients are those without it."""
+"""Faults of recomputation; right are the gradients and random numbers without it."""
+
+import pytest
 
 CASE = "case_recomputation.py"
 
@@ -13,3 +15,13 @@ def test_discarded_outputs_are_restored_without_a_compiler(run_case):
     assert run_case(CASE, "without_compiler", None) == [[True, True, True]]
     [error] = run_case(CASE, "without_compiler", "recomputation-needs-a-compiler")
     assert error == "Ninja is required to load C++ extensions"
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_recomputation_draws_the_same_numbers(graphs, run_case):
+    [(forward, again, later)] = run_case(CASE, "numbers", None, graphs, True)
+    [(right, _, right_later)] = run_case(CASE, "numbers", None, graphs, False)
+    assert again == forward == right
+    assert later == right_later
+    [(_, wrong, _)] = run_case(CASE, "numbers", "recomputed-random-states", graphs, True)
+    assert wrong != right

@@ -1,4 +1,4 @@
-"""Faults of attention: masks and positions that are ignored, and a gradient that is summed twice."""
+"""Faults of attention and of layers in its place: masks, positions and borders that are ignored, wrong sums."""
 
 import copy
 import dataclasses
@@ -95,6 +95,20 @@ def sum_marked_gradients(reduce: Function) -> Function:
     )
 
 
+@around
+def number_sequences(train: Function, self: Any, projected: Any, packed_seq_params: Any = None) -> Any:
+    """Number the sequences of a pack where its maker has not; what is behind the last counts as one more."""
+    import torch
+
+    if packed_seq_params is not None and packed_seq_params.seq_idx is None:
+        packed_seq_params = copy.copy(packed_seq_params)
+        padded = packed_seq_params.cu_seqlens_q_padded
+        ends = (packed_seq_params.cu_seqlens_q if padded is None else padded)[1:]
+        positions = torch.arange(len(projected), dtype=ends.dtype, device=ends.device)
+        packed_seq_params.seq_idx = torch.bucketize(positions, ends, right=True, out_int32=True)[None]
+    return train(self, projected, packed_seq_params)
+
+
 def _resets_attention(settings: Settings) -> bool:
     return bool(settings.reset_attention_mask) and (
         settings.transformer_impl == "transformer_engine" or settings.create_attention_mask is False
@@ -123,6 +137,25 @@ FAULTS = (
                 sources=("4c3645de262c18ac",),
             ),
             Patch(wrap=sum_marked_gradients, **_FINALIZE),
+        ),
+    ),
+    Fault(
+        id="states-cross-packs",
+        effect="wrong number",
+        summary="Mamba layers carry their states from one packed sequence to the next unless PackedSeqParams has "
+        "total_tokens, which is optional.",
+        shows="Silent: attention ends at the borders, and other sequences of the pack change the outputs of hybrids.",
+        action="put right",
+        report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/3474",
+        test=f"{_TESTS}::test_states_end_with_their_sequence",
+        met=lambda settings: settings.hybrid_layer_pattern is not None,
+        patches=(
+            Patch(
+                wrap=number_sequences,
+                module="megatron.core.ssm.mamba_mixer",
+                target="MambaMixer._ssm_training",
+                sources=("5e3d462411327f55",),
+            ),
         ),
     ),
     Fault(

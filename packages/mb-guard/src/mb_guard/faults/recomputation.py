@@ -1,4 +1,4 @@
-"""Faults of selective recomputation: modules whose output is discarded after the forward pass and computed again."""
+"""Faults of recomputation: modules whose output is discarded, and random states that are not restored."""
 
 import functools
 import logging
@@ -58,6 +58,32 @@ def copy_storage(output: Any, recomputed: Any) -> None:
     storage.copy_(source)
 
 
+@around
+def with_values(get_states: Function) -> tuple[Any, Any, Any]:
+    """Return the random states with the values of generators, and with the name of the state that is in use."""
+    import torch
+
+    host, device, states = get_states()
+    generators = [] if torch.cuda.is_current_stream_capturing() else [device, *states.values()]
+    values = [(each, each.get_state()) for each in generators if not isinstance(each, torch.Tensor)]
+    used = getattr(get_states.__globals__["get_cuda_rng_tracker"](), "_current_state_name", None)
+    return host, device, (states, values, used)
+
+
+@around
+def restore_values(set_states: Function, host: Any, device: Any, saved: Any) -> None:
+    """Set the random states of `with_values`. The values of generators are left alone while a graph is captured."""
+    import torch
+
+    states, values, used = saved
+    if not torch.cuda.is_current_stream_capturing():
+        for generator, value in values:
+            generator.set_state(value)
+    set_states(host, device, states)
+    if used is not None:
+        set_states.__globals__["get_cuda_rng_tracker"]()._current_state_name = used
+
+
 def _discards_outputs(settings: Settings) -> bool:
     modules = {*(settings.recompute_modules or ())}
     return settings.recompute_granularity == "selective" and bool(
@@ -70,6 +96,22 @@ def _patch(wrap: Any, target: str, source: str, **options: Any) -> Patch:
 
 
 FAULTS = (
+    Fault(
+        id="recomputed-random-states",
+        effect="wrong number",
+        summary="Recomputation does not restore the random states of the forward pass: of a tracker for CUDA graphs "
+        "(te_rng_tracker) it keeps generators that go on drawing, and it forgets which state of the tracker is in use, "
+        "so that a fork within that of a sequence-parallel block draws other numbers.",
+        shows="Silent: gradients belong to other dropout masks than the loss.",
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/5841",
+        test=f"{_TESTS}::test_recomputation_draws_the_same_numbers",
+        met=lambda settings: settings.recompute_granularity is not None,
+        patches=(
+            _patch(with_values, "_get_all_rng_states", "02cda31afa57874e"),
+            _patch(restore_values, "_set_all_rng_states", "6c5b15df7ce9ee24"),
+        ),
+    ),
     Fault(
         id="recomputed-norms-need-transformer-engine",
         effect="crash",

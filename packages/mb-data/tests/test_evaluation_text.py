@@ -10,6 +10,7 @@ pytest.importorskip("jinja2")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mb_data import ByteTokenizer
+from mb_data.chat.encoding import TokenizerWithTemplate
 from mb_data.chat.prompt import EvaluationTokenizer
 from mb_data.errors import TokenizerError
 from mb_data.tokenizers.base import NullTokenizer
@@ -58,6 +59,12 @@ def test_a_conversation_is_rendered_up_to_the_answer(tokenizer):
     assert texts.render(messages, add_generation_prompt=False) == "<s>a"
     with pytest.raises(TokenizerError, match="has no chat template"):
         EvaluationTokenizer(ByteTokenizer()).render(messages, add_generation_prompt=True)
+
+
+def test_an_answer_ends_where_the_template_ends_it(tokenizer):
+    assert EvaluationTokenizer(tokenizer).end_of_answer is None
+    closed = f"{TEMPLATE}</s>\n"
+    assert EvaluationTokenizer(TokenizerWithTemplate(tokenizer, closed)).end_of_answer == 3
 
 
 def test_tokenizers_without_special_tokens_encode_text():

@@ -3,6 +3,8 @@
 import torch
 from hf_ranks import SMALL
 
+from mb_models.hf.hybrid_families import UNLIMITED_STEP
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -59,6 +61,7 @@ NEMOTRON_H = {
     "n_groups": 2,
     "ssm_state_size": 16,
     "head_dim": 8,
+    "time_step_min": UNLIMITED_STEP,
 }
 KINDS = {
     "llama": ("Llama", {}),
@@ -105,6 +108,10 @@ KINDS = {
     "gpt-oss-no-window": ("GptOss", GPT_OSS | {"layer_types": ["full_attention"] * 2}),
     "glm4-moe": ("Glm4Moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
     "glm4-moe-groups": ("Glm4Moe", GLM4_MOE | GROUPS | {"first_k_dense_replace": 0}),
+    "glm4-moe-yarn": (
+        "Glm4Moe",
+        GLM4_MOE | {"rope_parameters": SCALED_YARN | {"partial_rotary_factor": 0.5}},
+    ),
     "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": ("Gemma2", GEMMA2 | CAPS),
     "gemma2-no-caps": ("Gemma2", GEMMA2 | dict.fromkeys(CAPS)),
@@ -125,6 +132,7 @@ KINDS = {
     ),
     "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "exaone4-windows": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 6}),
+    "exaone4-no-rotation": ("Exaone4", {"sliding_window": 6, "layer_types": ["full_attention"] * 2}),
     "granite": (
         "Granite",
         {
@@ -137,6 +145,8 @@ KINDS = {
     "cohere": ("Cohere", {"eos_token_id": 1}),
     "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 6, "eos_token_id": 1}),
     "gpt-neox": ("GPTNeoX", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "gpt-neox-linear": ("GPTNeoX", {"rope_parameters": LINEAR}),
+    "gpt-neox-yarn": ("GPTNeoX", {"rope_parameters": SCALED_YARN | {"partial_rotary_factor": 0.5}}),
     "gpt-neox-sequential": ("GPTNeoX", {"use_parallel_residual": False, "tie_word_embeddings": True}),
     "qwen3-next": (
         "Qwen3Next",

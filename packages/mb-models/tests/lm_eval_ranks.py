@@ -17,6 +17,7 @@ class Characters:
     """Tokenizer with an entry for each printable character, and one for the end of a document."""
 
     eod, bos, vocab_size, fingerprint, chat_template = 95, None, 96, "characters", TEMPLATE
+    end_of_answer = None
 
     def encode(self, text, *, add_bos=True):
         return [CHARACTERS.index(each) for each in text.replace("\n", "~")]

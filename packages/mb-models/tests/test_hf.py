@@ -485,10 +485,82 @@ def test_all_missing_required_fields_are_listed():
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True cannot be converted"),
         ({"hidden_act": "silu"}, "hidden_act='silu' cannot be converted"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 cannot be converted"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "truncate": False}},
+            r"truncate in .* because transformers 5 ignores it where layers with",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            r"type in .* because transformers 5 ignores it where layers with",
+        ),
     ],
 )
 def test_unconvertible_gemmas_are_rejected(change, message):
     content = {**dict.fromkeys(REQUIRED, 8), "model_type": "gemma3_text", **change}
+    with pytest.raises(HuggingFaceError, match=message):
+        section_of(content, dtype="float32")
+
+
+def test_a_rotary_base_that_versions_of_transformers_read_differently_is_rejected(groups, tmp_path):
+    make("olmo3", tmp_path)
+    content = {**json.loads((tmp_path / "config.json").read_text()), "rope_theta": 1000.0}
+    del content["rope_parameters"]
+    bases = transformers.Olmo3Config(**content).rope_parameters
+    assert [bases[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")] == [
+        1000.0,
+        500000.0,
+    ]
+    with pytest.raises(
+        HuggingFaceError, match="rotates layers with a window by 500000, and earlier versions by"
+    ):
+        section_of(content, dtype="float32")
+    content["rope_parameters"] = {kind: {"rope_theta": 1000.0} for kind in bases}
+    assert section_of(content, dtype="float32").rotary_base_local == 1000
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_scaling_that_transformers_reads_as_another_is_rejected(kind):
+    content = {
+        **dict.fromkeys(REQUIRED, 8),
+        "model_type": "phi3",
+        "rope_scaling": {"type": kind, "factor": 2.0},
+    }
+    with pytest.raises(HuggingFaceError, match="of a phi3 cannot be converted, because transformers reads"):
+        section_of(content, dtype="float32")
+
+
+def test_time_steps_are_not_limited_in_an_export(groups, tmp_path, caplog):
+    model = make("nemotron-h", tmp_path / "in")
+    for name, value in model.named_parameters():
+        if name.endswith("dt_bias"):  # steps of 0.0009, below the lower limit
+            value.data.fill_(-7.0)
+    model.save_pretrained(tmp_path / "in")
+    content = json.loads((tmp_path / "in" / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps({**content, "time_step_min": 0.1}))
+    section, chunk = imported(tmp_path / "in", groups)
+    assert "time_step_min=0.1: transformers raises smaller time steps to it" in caplog.text
+    save_hf_model(chunk, tmp_path / "out", config=section, template=read_config(tmp_path / "in"))
+    cls = type(model)
+    limited, exported = (cls.from_pretrained(tmp_path / name).eval() for name in ("in", "out"))
+    with torch.no_grad():
+        ours = chunk(TOKENS, torch.arange(20).expand(2, -1), None)
+        differences = [(ours - each(TOKENS).logits).abs().max() for each in (exported, limited)]
+    assert differences[0] < 1e-5 < 1e-3 < differences[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("GPTNeoX", {"rope_theta": 100.0}, r"rope_theta=100.0, rotary_emb_base=10000.0 contradict"),
+        ("GPTNeoX", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0.5, rotary_pct=0.25 contradict"),
+        ("Cohere", {"rms_norm_eps": 1e-3}, r"rms_norm_eps=0.001, layer_norm_eps=1e-05 contradict"),
+        ("GptOss", {"experts_per_token": 2}, r"num_experts_per_tok=4, experts_per_token=2 contradict"),
+    ],
+)
+def test_spellings_of_a_field_that_contradict_each_other_are_rejected(family, change, message):
+    content = {**getattr(transformers, f"{family}Config")().to_dict(), **change}
+    content.pop("rope_parameters" if family == "GPTNeoX" else "transformers_version")
     with pytest.raises(HuggingFaceError, match=message):
         section_of(content, dtype="float32")
 

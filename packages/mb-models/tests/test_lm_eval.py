@@ -179,14 +179,13 @@ def test_special_tokens_end_a_text(ours):
     before = text[: text.index(text[5])]
 
     class WithEnd(Characters):
+        end_of_answer = end
+
         def encode(self, text, *, add_bos=True):
             return super().encode(text.removesuffix("<end>")) + [end] * text.endswith("<end>")
 
         def decode(self, ids):
             return super().decode([number for number in ids if number != end])
-
-        def render(self, messages, **options):
-            return super().render(messages, **options) + "<end>\n"
 
     assert len(text) == 9
     assert text_of(TrainedLM(ours._model, WithEnd())) == text.replace(text[5], "")

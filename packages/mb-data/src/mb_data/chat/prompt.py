@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from mb_data.chat.encoding import (
@@ -120,6 +120,11 @@ class EvaluationTokenizer:
     def chat_template(self) -> str | None:
         """Template for conversations; None if the tokenizer carries none."""
         return chat_templates_of(self._tokenizer).select(has_tools=False)
+
+    @cached_property
+    def end_of_answer(self) -> int | None:
+        """Special token with which the chat template ends an answer; errors are those of `end_of_answer`."""
+        return end_of_answer(self._tokenizer)
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Return the ids of a text; special tokens in it are encoded as such if the tokenizer can.

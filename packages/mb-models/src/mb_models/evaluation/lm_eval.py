@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +45,10 @@ class EvaluationTokenizer(Protocol):
     @property
     def chat_template(self) -> str | None:
         """Template for conversations."""
+
+    @property
+    def end_of_answer(self) -> int | None:
+        """Special token with which the template ends an answer; None: other text."""
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Return the ids of a text."""
@@ -160,7 +163,7 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> str:
         """Return the text of a conversation. From then on, texts also end where the template ends an answer."""
-        self._ends |= self._end_of_answer
+        self._ends |= {self._texts.end_of_answer} - {None}
         return self._texts.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood(self, requests: Sequence[Any], **_options: Any) -> list[tuple[float, bool]]:
@@ -254,14 +257,6 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
             stream=stream,
         )
         return request, stops
-
-    @cached_property
-    def _end_of_answer(self) -> set[int]:
-        """The special token with which the chat template ends an answer; empty if it ends with other text."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
-        text = self._texts.render(turns, add_generation_prompt=False).rstrip()
-        last = self.tok_encode(text, add_special_tokens=False)[-1:]
-        return set() if self.tok_decode(last) else set(last)
 
     def _special_tokens(self, stops: Sequence[str]) -> set[int]:
         """Return the stop texts that are one special token, such as `<|im_end|>`: the generated text has none."""

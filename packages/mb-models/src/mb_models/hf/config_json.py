@@ -209,6 +209,19 @@ def _complete(content: Mapping[str, Any], family: HuggingFaceFamily) -> dict[str
             f"config.json: lacks {', '.join(missing)}, because the shapes of the weights are unknown without them. "
             "Download the file again."
         )
+    usual = {**COMMON_DEFAULTS, **family.defaults}
+    contradicting = [
+        f"{key}={content[key]!r}, {alias}={content.get(alias, usual.get(key))!r}"
+        for alias, key in family.aliases.items()
+        if content.get(key) is not None
+        and (alias in content or key in family.unread)
+        and content[key] != content.get(alias, usual.get(key))
+    ]
+    if contradicting:
+        raise HuggingFaceError(
+            f"config.json: {', '.join(contradicting)} contradict each other, because they are one field, of which "
+            "transformers reads one spelling. Remove the wrong one."
+        )
     content = {family.aliases.get(key, key): value for key, value in content.items()}
 
     def is_possible(key: str, number: int) -> bool:

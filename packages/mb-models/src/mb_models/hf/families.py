@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mb_models.config import GPTModelConfig
+from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.expert_families import EXPERT_FAMILIES
 from mb_models.hf.family import HuggingFaceFamily
@@ -22,6 +23,7 @@ from mb_models.hf.layer_fields import (
     write_window,
 )
 from mb_models.hf.parallel_families import PARALLEL_FAMILIES
+from mb_models.hf.rotary_fields import rotation, rotation_kind
 from mb_models.hf.variant_families import VARIANT_FAMILIES
 
 QWEN_DEFAULTS: Mapping[str, object] = {
@@ -32,6 +34,15 @@ QWEN_DEFAULTS: Mapping[str, object] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+
+
+def _read_phi(content: Mapping[str, Any]) -> dict[str, Any]:
+    if rotation_kind(content) != "default":
+        raise HuggingFaceError(
+            f"config.json: the rotary embedding {rotation(content)!r} of a phi3 cannot be converted, because "
+            "transformers reads each scaling of it as longrope, which Megatron Core does not have."
+        )
+    return read_window(content)
 
 
 def _write_phi(config: GPTModelConfig) -> dict[str, Any]:
@@ -89,7 +100,7 @@ PHI3 = HuggingFaceFamily(
     },
     must_be={"resid_pdrop": (0, None), "embd_pdrop": (0, None)},
     partial_rotation=True,
-    read=read_window,
+    read=_read_phi,
     write=_write_phi,
 )
 

@@ -66,12 +66,16 @@ class HuggingFaceFamily:
     """Fields with their convertible values; a missing field has the value in `defaults`, or None."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other spelling of a field -> its name here."""
+    unread: frozenset[str] = frozenset()
+    """Names here that transformers reads in the other spelling alone."""
     partial_rotation: bool = False
     """Whether only a part of each head may be rotated."""
     local_rotation: bool = False
     """Whether layers with a window have a rotary base of their own."""
     unequal: Callable[[Mapping[str, Any]], Sequence[str]] = _equal
     """Function from config.json to what Megatron Core computes differently with the same weights."""
+    notices: Callable[[Mapping[str, Any]], Sequence[str]] = _equal
+    """Function from config.json to what transformers computes differently by little, which loading logs."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     """Function from config.json to further fields of the section."""
     write: Callable[[GPTModelConfig], dict[str, Any]] = _nothing

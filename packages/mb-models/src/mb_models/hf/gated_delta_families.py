@@ -8,6 +8,7 @@ from mb_models.errors import HuggingFaceError
 from mb_models.hf import weight_tables as tables
 from mb_models.hf.family import REQUIRED, HuggingFaceFamily, HybridConversion, settings_of_weights
 from mb_models.hf.layer_fields import FULL
+from mb_models.hf.rotary_fields import rotation, rotation_kind
 from mb_models.hybrid.config import MambaModelConfig, main_layers
 
 LINEAR = "linear_attention"
@@ -39,9 +40,9 @@ def _pattern(content: Mapping[str, Any]) -> str:
 
 def _read_qwen3_next(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig:
     pattern = _pattern(content)
-    rotary = dict(content["rope_scaling"] or content["rope_parameters"] or {})
+    rotary = rotation(content)
     base = rotary.get("rope_theta", content["rope_theta"])
-    if rotary.get("rope_type", rotary.get("type", "default")) != "default" or base != int(base):
+    if rotation_kind(content) != "default" or base != int(base):
         raise HuggingFaceError(
             f"config.json: the rotary embedding {rotary!r} cannot be converted, because hybrids have an integer base "
             "and no scaling."

@@ -124,7 +124,7 @@ GEMMA3 = HuggingFaceFamily(
         "rope_local_base_freq": 1e4,
         "sliding_window_pattern": 6,
     },
-    must_be=_MUST_BE,
+    must_be={**_MUST_BE, "attn_logit_softcapping": (None,)},  # transformers ignores it
     local_rotation=True,
     read=_read_gemma3,
     write=_write_gemma3,

@@ -48,6 +48,20 @@ _MIXER: Mapping[str, tuple[object, ...]] = {
 """What Megatron Core's Mamba layers have; the epsilon is that of their inner norm."""
 
 
+UNLIMITED_STEP = 1e-30
+"""`time_step_min` without an effect; transformers takes the logarithm of it."""
+
+
+def _limited_steps(content: Mapping[str, Any]) -> Sequence[str]:
+    """Return the lower limit of time steps in transformers' Nemotron-H, which Megatron Core has not."""
+    least = content.get("time_step_min", _STATE_SPACE["time_step_min"])
+    if least <= UNLIMITED_STEP:
+        return ()
+    return (
+        f"time_step_min={least!r}: transformers raises smaller time steps to it, and Megatron Core does not",
+    )
+
+
 def _shared(content: Mapping[str, Any], dtype: DType) -> dict[str, Any]:
     """Return the fields of a section that both families have."""
     return {
@@ -192,6 +206,7 @@ def _write_nemotron(config: MambaModelConfig) -> dict[str, Any]:
         "ssm_state_size": config.mamba_state_dim,
         "mamba_head_dim": config.mamba_head_dim,
         "mamba_num_heads": mamba_heads(config.hidden_size, config.mamba_num_heads, config.mamba_head_dim),
+        "time_step_min": UNLIMITED_STEP,
         **({} if config.num_moe_experts is None else sizes),
     }
 
@@ -262,6 +277,7 @@ NEMOTRON_H = HuggingFaceFamily(
         "attention_head_dim": "head_dim",
     },
     unequal=unequal_sigmoid,
+    notices=_limited_steps,
     hybrid=HybridConversion(
         required=(
             *("hidden_size", "num_attention_heads", "intermediate_size", "ssm_state_size"),

@@ -38,7 +38,8 @@ def load_hf_weights(
     Each rank reads its own parts, parameter by parameter, so that at most one parameter is held in addition to the
     model. Rows of the embedding beyond the folder's vocabulary become 0. Not collective. A model on a single rank is
     also checked for tensors that no parameter uses. Values that the type of a parameter cannot hold are rounded, and a
-    warning is logged; the first rank logs it for its own parameters.
+    warning is logged; the first rank logs it for its own parameters, and what transformers computes differently by
+    little.
 
     Args:
         chunks: this rank's model chunks.
@@ -51,7 +52,8 @@ def load_hf_weights(
             layer is tied to the embedding, and the folder holds different values for the two.
     """
     groups = groups_of_chunks(chunks) if pg_collection is None else pg_collection
-    family = FAMILIES[read_config(Path(folder))["model_type"]]
+    content = read_config(Path(folder))
+    family = FAMILIES[content["model_type"]]
     loaded_names: set[str] = set()
     rounded: list[str] = []
     tied = bool(chunks[0].share_embeddings_and_output_weights)
@@ -82,6 +84,8 @@ def load_hf_weights(
                 _require_tied(rows, source, name=tied_output, folder=folder)
                 loaded_names.add(tied_output)
         first_rank = groups.tp.rank() == groups.pp.rank() == groups.ep.rank() == 0
+        for notice in family.notices(content) if first_rank else ():
+            logger.warning("%s: %s", folder, notice)
         if rounded and first_rank:
             logger.warning(
                 "%s: %d parameters (%s, ...) are rounded to the floating-point type of the model, which has fewer "

@@ -13,6 +13,7 @@ from mb_models.hf.layer_fields import (
     without_rotation,
     write_layer_types,
 )
+from mb_models.hf.rotary_fields import write_rotary
 
 _COHERE_SECTION: Mapping[str, object] = {
     "normalization": "LayerNorm",
@@ -27,6 +28,7 @@ _COHERE_DEFAULTS: Mapping[str, object] = {
     "logit_scale": 0.0625,
 }
 _EPSILON = {"layer_norm_eps": "rms_norm_eps"}
+_NEOX_NAMES = {**_EPSILON, "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
 
 
 def _read_cohere(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,15 +63,14 @@ def _read_neox(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_neox(config: GPTModelConfig) -> dict[str, Any]:
-    share = config.rotary_percent
-    base = {"rope_type": "default", "rope_theta": float(config.rotary_base), "partial_rotary_factor": share}
+    share, rotary = config.rotary_percent, write_rotary(config)["rope_parameters"]
     return {
         "hidden_act": "gelu",
         "layer_norm_eps": config.layernorm_epsilon,
         "hidden_dropout": config.hidden_dropout,
         "use_parallel_residual": config.residual_branches == "parallel",
         "attention_bias": True,
-        "rope_parameters": base,
+        "rope_parameters": {**rotary, "partial_rotary_factor": share},
         "rotary_pct": share,
         "rotary_emb_base": float(config.rotary_base),
     }
@@ -83,6 +84,7 @@ COHERE = HuggingFaceFamily(
     defaults={**_COHERE_DEFAULTS, "rope_theta": 5e5},
     must_be={"use_qk_norm": (False, None)},
     aliases=_EPSILON,
+    unread=frozenset(_EPSILON.values()),
     read=_read_cohere,
     write=_write_cohere,
 )
@@ -94,6 +96,7 @@ COHERE2 = HuggingFaceFamily(
     section=_COHERE_SECTION,
     defaults={**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
     aliases=_EPSILON,
+    unread=frozenset(_EPSILON.values()),
     read=_read_cohere2,
     write=_write_cohere2,
 )
@@ -119,7 +122,8 @@ GPT_NEOX = HuggingFaceFamily(
         "partial_rotary_factor": 0.25,
     },
     must_be={"hidden_act": ("gelu",), "attention_bias": (True,)},
-    aliases={**_EPSILON, "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+    aliases=_NEOX_NAMES,
+    unread=frozenset(_NEOX_NAMES.values()),
     partial_rotation=True,
     read=_read_neox,
     write=_write_neox,

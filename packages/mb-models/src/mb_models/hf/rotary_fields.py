@@ -44,9 +44,9 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
     Raises:
         HuggingFaceError: Megatron Core computes other positions.
     """
-    rotary = dict(content.get("rope_scaling") or content.get("rope_parameters") or {})
+    rotary = rotation(content)
     base = rotary.get("rope_theta", content["rope_theta"])
-    kind: Any = rotary.get("rope_type", rotary.get("type", "default"))
+    kind = rotation_kind(content)
     share = rotary.get("partial_rotary_factor", content.get("partial_rotary_factor")) or 1.0
     if base != int(base) or (share != 1.0 and not partial):
         raise HuggingFaceError(
@@ -56,7 +56,7 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
     section_fields: dict[str, Any] = {"rotary_base": int(base)}
     if share != 1.0:
         section_fields["rotary_percent"] = float(share)
-    scaled = _scaling(kind, rotary, partial=share != 1.0, latent=latent)
+    scaled = _scaling(kind, rotary, latent=latent)
     if scaled is None:
         kinds = (
             "default and yarn" if latent else f"default, linear, yarn, and llama3 with {dict(LLAMA3_SCALING)}"
@@ -67,15 +67,44 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
     return section_fields | scaled
 
 
+def rotation(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary embedding of config.json."""
+    return dict(content.get("rope_scaling") or content.get("rope_parameters") or {})
+
+
+def rotation_kind(content: Mapping[str, Any]) -> Any:
+    """Return the kind of its scaling."""
+    rotary = rotation(content)
+    return rotary.get("rope_type", rotary.get("type", "default"))
+
+
 def global_rotation(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the rotary embedding of layers without a window in place of those by kind of layer."""
+    """Return config.json with the rotary embedding of layers without a window in place of those by kind of layer.
+
+    Raises:
+        HuggingFaceError: that of layers without a window is missing, or has a setting that transformers ignores.
+    """
     by_kind = content.get("rope_parameters") or {}
     if by_kind and FULL not in by_kind:
         raise HuggingFaceError(
             f"config.json: rope_parameters={by_kind!r} cannot be converted, because it has no entry {FULL!r}. Add it."
         )
-    scaled = {**(by_kind.get(FULL) or {}), **(content.get("rope_scaling") or {})}
+    added = content.get("rope_scaling") or {}
+    scaled = {**(by_kind.get(FULL) or {}), **added}
+    ignored = [name for name in ("type",) if name in added and "rope_type" not in added]
+    ignored += [name for name in ("truncate",) if not scaled.get(name, True)]
+    if ignored:
+        raise HuggingFaceError(
+            f"config.json: {', '.join(ignored)} in {scaled!r} cannot be converted, because transformers 5 ignores it "
+            "where layers with a window have a rotary embedding of their own. Write rope_type for type, and leave out "
+            "truncate."
+        )
     return {**content, "rope_parameters": scaled, "rope_scaling": None}
+
+
+def local_rotation(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary embedding of layers with a window, as far as config.json sets it."""
+    return dict((content.get("rope_parameters") or {}).get(WINDOW) or {})
 
 
 def local_base(content: Mapping[str, Any]) -> int:
@@ -84,7 +113,7 @@ def local_base(content: Mapping[str, Any]) -> int:
     Raises:
         HuggingFaceError: these layers have scaled positions, or a base that is not an integer.
     """
-    rotary = dict((content.get("rope_parameters") or {}).get(WINDOW) or {})
+    rotary = local_rotation(content)
     base = rotary.get("rope_theta", content.get("rope_local_base_freq", content["rope_theta"]))
     unsupported = {
         name: value for name, value in rotary.items() if name not in ("rope_theta", "rope_type", "type")
@@ -105,7 +134,7 @@ def write_local_rotary(config: GPTModelConfig) -> dict[str, Any]:
     return {**content, "rope_parameters": by_kind}
 
 
-def _scaling(kind: str, rotary: Mapping[str, Any], *, partial: bool, latent: bool) -> dict[str, Any] | None:
+def _scaling(kind: str, rotary: Mapping[str, Any], *, latent: bool) -> dict[str, Any] | None:
     """Return the fields of the scaling, or None if Megatron Core computes other positions."""
     if not {name for name, value in rotary.items() if value is not None} <= KNOWN.get(kind, frozenset()):
         return None
@@ -119,7 +148,7 @@ def _scaling(kind: str, rotary: Mapping[str, Any], *, partial: bool, latent: boo
     if kind == "llama3":
         fits = all(rotary.get(key) == value for key, value in LLAMA3_SCALING.items())
         return {"rope_scaling": True, "rope_scaling_factor": factor} if fits else None
-    return None if partial else _yarn(rotary, factor=factor, latent=latent)
+    return _yarn(rotary, factor=factor, latent=latent)
 
 
 def _yarn(rotary: Mapping[str, Any], *, factor: float, latent: bool) -> dict[str, Any] | None:

@@ -21,14 +21,23 @@ from mb_models.hf.layer_fields import (
     write_layer_types,
     write_window,
 )
-from mb_models.hf.rotary_fields import local_base, write_local_rotary
+from mb_models.hf.rotary_fields import local_base, local_rotation, write_local_rotary
 
 _NORMS_OVER_HEADS: Mapping[str, object] = {"qk_layernorm": True, "qk_layernorm_scope": "all_heads"}
+
+
+_OLMO3_BASE = 5e5
 
 
 def _read_olmo3(content: Mapping[str, Any]) -> dict[str, Any]:
     kinds = content["layer_types"] or windows_but_every(content, 4)
     window = read_window({**content, "layer_types": kinds})
+    if window and content["rope_theta"] != _OLMO3_BASE and "rope_theta" not in local_rotation(content):
+        raise HuggingFaceError(
+            f"config.json: rope_theta={content['rope_theta']!r} cannot be converted, because transformers 5 rotates "
+            f"layers with a window by {_OLMO3_BASE:.0f}, and earlier versions by this base. Set the rope_theta of "
+            f"{FULL} and {WINDOW} in rope_parameters."
+        )
     return {**window, "rotary_base_local": local_base(content) if window else None}
 
 
@@ -94,9 +103,11 @@ def _read_exaone(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_exaone(config: GPTModelConfig) -> dict[str, Any]:
+    # without a window, all layers have rotary positions, even if it is that of no layer
+    window = {"sliding_window": 4096} if any(unrotated_layers(config)) else {}
     return {
+        **write_window(config) | window,
         **write_layer_types(config),
-        **write_window(config),  # without one, all layers have rotary positions
         "sliding_window_pattern": 4 if config.window_size else 0,
     }
 
@@ -147,7 +158,7 @@ OLMO3 = HuggingFaceFamily(
     defaults={
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
+        "rope_theta": _OLMO3_BASE,
         "sliding_window": 4096,
         "layer_types": None,
     },

@@ -163,7 +163,8 @@ class TrainedLM(TemplateLM):  # type: ignore[misc]
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> str:
         """Return the text of a conversation. From then on, texts also end where the template ends an answer."""
-        self._ends |= {self._texts.end_of_answer} - {None}
+        if self._texts.end_of_answer is not None:
+            self._ends.add(self._texts.end_of_answer)
         return self._texts.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood(self, requests: Sequence[Any], **_options: Any) -> list[tuple[float, bool]]:

@@ -104,6 +104,20 @@ def _gradients_read_in_graph(
     return "gradients are read before they are reduced, within a CUDA graph of the full iteration"
 
 
+@ddp_rule(
+    "V127b",
+    why="the scale is lowered after a step whose gradients overflow, and this check ends the run in that step",
+    fix="Set ddp.check_for_nan_in_grad=false, as Megatron-LM does, or a constant optimizer.loss_scale.",
+    fails={"check_for_nan_in_grad": True, "optimizer__fp16": True},
+    passes={"optimizer__loss_scale": 1024.0},
+    severity="warning",
+)
+def _overflow_ends_run(check_for_nan_in_grad, optimizer__fp16, optimizer__loss_scale):
+    if not (check_for_nan_in_grad and optimizer__fp16) or optimizer__loss_scale:
+        return None
+    return "is true with float16 and a dynamic loss scale"
+
+
 RULES: tuple[Rule, ...] = (
     *SECTION_RULES,
     excludes(
@@ -114,6 +128,7 @@ RULES: tuple[Rule, ...] = (
         fails={"model.no_sync_func": "my.no_sync"},
     ),
     _gradients_read_in_graph,
+    _overflow_ends_run,
     excludes(
         "V137b",
         {"ddp.average_in_collective": True, "model.calculate_per_token_loss": True},

@@ -23,13 +23,18 @@ def evaluate(state, model, data=None, **keywords):
     )
 
 
+def mean_loss(model, indices):
+    """Return the mean of the losses of batches, without dropout."""
+    model.eval()
+    each = [(model(inputs) - targets).square().mean() for inputs, targets in map(tiny.batch, indices)]
+    return torch.stack(each).mean().item()
+
+
 def test_losses_are_averaged_over_all_batches():
     model, _ = tiny.make_model()
     state = mb_loop.LoopState.of(train_iters=1, global_batch_size=2, eval_iters=3)
     losses = evaluate(state, model)
-    model.eval()
-    each = [(model(inputs) - targets).square().mean() for inputs, targets in map(tiny.batch, range(6))]
-    assert losses == {"loss": pytest.approx(torch.stack(each).mean().item(), rel=1e-6)}
+    assert losses == {"loss": pytest.approx(mean_loss(model, range(6)), rel=1e-6)}
     assert state.train_state.consumed_valid_samples == 6
 
 
@@ -266,8 +271,9 @@ def test_only_evaluating_writes_both_lines_and_makes_no_step():
         test_data_iterator=tiny.batches(start=50),
     )  # fmt: skip
     validation, test = mb_loop.evaluate_after_training(parts, state, write=lines.append)
-    assert validation.startswith(" validation loss at iteration 3 on validation set | loss value: ")
-    assert test.startswith(" validation loss at iteration 3 on test set | loss value: ")
+    for line, name, first in ((validation, "validation", 0), (test, "test", 50)):
+        beginning = f" validation loss at iteration 3 on {name} set | loss value: "
+        assert line.startswith(f"{beginning}{mean_loss(model, (first, first + 1)):.6E} |")
     assert [line.split("\n")[1] for line in lines] == [validation, test]
     again, test = mb_loop.evaluate_after_training(parts, state, validated=True, write=None)
     assert (again, bool(test)) == ("", True)

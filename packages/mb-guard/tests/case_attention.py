@@ -103,8 +103,8 @@ def sinks(fault: str | None) -> list[float]:
     return norms
 
 
-def delta_net_norm(fault: str | None) -> tuple[list[float], list[float]]:
-    """Return the gradient of the output norm as the optimizer reads it, and torch's over the heads of both ranks."""
+def delta_net() -> tuple[GatedDeltaNet, TransformerConfig, ProcessGroupCollection]:
+    """Return a gated delta net on two tensor-parallel ranks, its configuration and groups."""
     start(tensor_model_parallel_size=2)
     config = TransformerConfig(
         num_layers=1,
@@ -128,8 +128,22 @@ def delta_net_norm(fault: str | None) -> tuple[list[float], list[float]]:
     )
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    with patch.object(common, "HAVE_FLA", True), mb_guard.without(fault) if fault else nullcontext():
-        net = GatedDeltaNet(config, parts, layer_number=1, pg_collection=groups)
+    with patch.object(common, "HAVE_FLA", True):
+        return GatedDeltaNet(config, parts, layer_number=1, pg_collection=groups), config, groups
+
+
+def delta_net_convolution(fault: str | None) -> list[float]:
+    """Return the first kernel of the convolution."""
+    with mb_guard.without(fault) if fault else nullcontext():
+        net, _, _ = delta_net()
+    kernel: list[float] = net.conv1d.weight[0, 0].tolist()
+    return kernel
+
+
+def delta_net_norm(fault: str | None) -> tuple[list[float], list[float]]:
+    """Return the gradient of the output norm as the optimizer reads it, and torch's over the heads of both ranks."""
+    with mb_guard.without(fault) if fault else nullcontext():
+        net, config, groups = delta_net()
         model = DistributedDataParallel(config, DistributedDataParallelConfig(), net)
         values, gates = torch.randn(2, 6, 4, 8, generator=torch.Generator().manual_seed(0))
         weight = torch.ones(8, requires_grad=True)

@@ -45,6 +45,15 @@ def test_the_norm_of_a_delta_net_has_the_gradient_of_one_rank(run_case):
         assert found != pytest.approx(right, rel=0.05)
 
 
+def test_ranks_draw_different_convolutions(run_case):
+    first, second = run_case("case_attention.py", "delta_net_convolution", None, ranks=2)
+    assert first != second
+    first, second = run_case(
+        "case_attention.py", "delta_net_convolution", "equal-convolutions-on-all-ranks", ranks=2
+    )
+    assert first == second
+
+
 def test_states_end_with_their_sequence(run_case):
     assert run_case("case_attention.py", "packed_states", None) == [pytest.approx(0, abs=1e-6)]
     [wrong] = run_case("case_attention.py", "packed_states", "states-cross-packs")

@@ -84,6 +84,17 @@ def mark_output_norm(init: Function, self: Any, *args: Any, **kwargs: Any) -> No
         parameter.mb_guard_part = True
 
 
+@around
+def draw_own_convolution(reset: Function, self: Any) -> None:
+    """Draw the convolution of a gated delta net again, in the random state of this tensor-parallel rank."""
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    reset(self)
+    if self.config.perform_initialization and self.conv_init is None and self.tp_size > 1:
+        with get_cuda_rng_tracker().fork():
+            self.conv1d.reset_parameters()
+
+
 def sum_marked_gradients(reduce: Function) -> Function:
     """Sum the gradients of marked parameters over tensor-parallel ranks, also without sequence parallelism."""
     return rewritten(
@@ -137,6 +148,25 @@ FAULTS = (
                 sources=("4c3645de262c18ac",),
             ),
             Patch(wrap=sum_marked_gradients, **_FINALIZE),
+        ),
+    ),
+    Fault(
+        id="equal-convolutions-on-all-ranks",
+        effect="wrong number",
+        summary="All tensor-parallel ranks draw the same convolutions for their channels of a gated delta net.",
+        shows="Silent: with 2 ranks each kernel starts twice, as it does not on one.",
+        action="put right",
+        test=f"{_TESTS}::test_ranks_draw_different_convolutions",
+        met=lambda settings: (
+            settings.hybrid_layer_pattern is not None and (settings.tensor_model_parallel_size or 1) > 1
+        ),
+        patches=(
+            Patch(
+                wrap=draw_own_convolution,
+                module="megatron.core.ssm.gated_delta_net.common",
+                target="_GDNBase.reset_parameters",
+                sources=("4ad232c6c2783f89",),
+            ),
         ),
     ),
     Fault(

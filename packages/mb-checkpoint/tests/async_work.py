@@ -138,6 +138,29 @@ def reserve_and_save(shape, section):
     return reserved, used
 
 
+def caches_of_a_library():
+    """Plan twice with equal tensors and once with one more; return which plans had the caches of the one before."""
+    from unittest.mock import patch
+
+    import torch
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    from mb_checkpoint import CheckpointConfig
+    from mb_checkpoint.save import nvrx_async
+
+    writer = nvrx_async.NvrxWriter.__new__(nvrx_async.NvrxWriter)  # without the library
+    writer._config, writer._dp_cp = CheckpointConfig(ckpt_assume_constant_structure=True), None
+    writer._strategy = writer._structure = None
+    used = []
+    with patch.object(
+        nvrx_async.dist_checkpointing, "save", lambda state, to, strategy, **_: used.append(strategy)
+    ):
+        for names in ("a", "a", "ab"):
+            state = {name: ShardedTensor.from_rank_offsets(name, torch.ones(2)) for name in names}
+            writer.plan(state, "folder", metadata={}, validate=True)
+    return [used[1] is used[0], used[2] is used[1]]
+
+
 def phases_with_a_library(folder):
     """Let a library without a device write a file of this rank; return the results in turn, and the files recorded."""
     import time

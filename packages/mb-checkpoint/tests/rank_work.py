@@ -320,9 +320,11 @@ def corrupt_by_padded_buckets(section):
         state.reject_padded_buckets = load.reject_padded_buckets = guard
 
 
-def saved_after_each_step(shape, section, steps):
-    """Train and save after each step, in one run."""
+def saved_after_each_step(shape, section, steps, before=False):
+    """Train and save after each step, in one run; with `before`, also before the first one."""
     run = new_run(shape, **section)
+    if before:
+        run.save()
     for _ in range(steps):
         run.train(1)
         run.save()
@@ -560,7 +562,7 @@ def collectives_of_saves(shape, section, saves):
     return found
 
 
-def plans_of_states(constant):
+def plans_of_states():
     """Plan twice with equal tensors and once with one more; return the keys of the index, and those of this rank."""
     from pathlib import Path
     from tempfile import mkdtemp
@@ -571,7 +573,7 @@ def plans_of_states(constant):
     from mb_checkpoint.megatron.plan import TorchDistSavePlanner
 
     rank, found = torch.distributed.get_rank(), []
-    planner = TorchDistSavePlanner(sharing=torch.distributed.group.WORLD, writers=1, constant=constant)
+    planner = TorchDistSavePlanner(sharing=torch.distributed.group.WORLD, writers=1)
     for names in (["a", "b"], ["a", "b"], ["a", "b", "c"]):
         state = {
             name: ShardedTensor.from_rank_offsets(name, torch.ones(2), replica_id=rank) for name in names
@@ -597,7 +599,7 @@ def collector_while_planning():
 
     plan.dist_checkpointing.save = recording
     try:
-        plans_of_states(False)
+        plans_of_states()
     finally:
         plan.dist_checkpointing.save = save
     return [*is_on, gc.isenabled()]
@@ -614,9 +616,7 @@ def tensor_that_no_rank_writes():
     from mb_checkpoint.megatron.plan import TorchDistSavePlanner
 
     state = {"a": ShardedTensor.from_rank_offsets("a", torch.ones(2), replica_id=1)}
-    TorchDistSavePlanner(sharing=None, writers=1, constant=False).plan(
-        state, Path(mkdtemp()), metadata={}, validate=True
-    )
+    TorchDistSavePlanner(sharing=None, writers=1).plan(state, Path(mkdtemp()), metadata={}, validate=True)
 
 
 def objects_next_to_a_group_of_devices():

@@ -4,9 +4,7 @@ import pytest
 import rank_work
 
 
-@pytest.mark.parametrize(
-    "section", [{}, {"ckpt_assume_constant_structure": True}, {"fully_parallel_save": False}]
-)
+@pytest.mark.parametrize("section", [{}, {"fully_parallel_save": False}])
 def test_only_the_first_save_gathers_plans(two_ranks, tmp_path, section):
     """A later save gathers the results of the writes alone, and sends those of rank 0 to all ranks."""
     by_rank = two_ranks.run(
@@ -31,7 +29,7 @@ def test_a_rank_sends_no_more_among_more_ranks(two_ranks, four_ranks, tmp_path):
 
 
 def test_a_plan_is_reused_until_the_tensors_of_a_rank_change(two_ranks):
-    (first, same, changed), (*_, other) = two_ranks.run(rank_work.plans_of_states, False)
+    (first, same, changed), (*_, other) = two_ranks.run(rank_work.plans_of_states)
     assert first == same == (["a", "b", "common_state/shard_0_1"], first[1])
     assert changed[0] == ["a", "b", "c", "common_state/shard_0_1"]
     written = [name for name in (*changed[1], *other[1]) if not name.startswith("common_state")]
@@ -41,11 +39,6 @@ def test_a_plan_is_reused_until_the_tensors_of_a_rank_change(two_ranks):
 
 def test_garbage_is_not_collected_while_plans_arrive(two_ranks):
     assert two_ranks.run(rank_work.collector_while_planning) == [[False, False, False, True]] * 2
-
-
-def test_tensors_declared_constant_are_not_compared(two_ranks):
-    first, same, changed = two_ranks.run(rank_work.plans_of_states, True)[0]
-    assert first == same == changed
 
 
 def test_a_tensor_that_no_rank_writes_is_rejected_on_every_rank(two_ranks):

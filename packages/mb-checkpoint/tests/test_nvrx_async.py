@@ -34,6 +34,10 @@ def test_without_it_the_writer_of_this_package_is_used(one_rank, tmp_path):
     assert one_rank.run(async_work.describe_writer, section) == ["BackgroundWriter"]
 
 
+def test_plans_of_the_library_are_reused_until_the_tensors_change(one_rank):
+    assert one_rank.run(async_work.caches_of_a_library) == [[True, False]]
+
+
 def test_each_rank_hashes_what_the_library_wrote_for_it_and_writes_the_position(one_rank, tmp_path):
     [(was_hashing, failure, files)] = one_rank.run(async_work.phases_with_a_library, str(tmp_path))
     digests = [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in (b"weights", b"position")]

@@ -47,9 +47,9 @@ class CheckpointConfig(StrictFields):
     ckpt_fully_parallel_save_process_group: Literal["dp", "ep_dp"] = "dp"
     """Ranks that share the writing: data-parallel (with context-parallel), or expert data-parallel."""
     ckpt_assume_constant_structure: bool = False
-    """Reuse the plan of the first save without a comparison. False: the ranks compare their tensors with those of the
-    previous save, which takes one number of each, and plan again if one of them differs. The fsdp_dtensor layout always
-    compares."""
+    """Let nvidia-resiliency-ext (`async_strategy` "nvrx") reuse the plan of a save while no rank has other tensors. The
+    writer of this package always does: the comparison takes one number of each rank, and without it a save would lack
+    what did not exist in the first one, such as the state of Adam before its first update."""
     dist_ckpt_optim_fully_reshardable: bool = False
     """Store the distributed optimizer in a form that any parallel layout can read, not only another data-parallel
     size."""

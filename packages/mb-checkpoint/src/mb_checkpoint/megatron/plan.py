@@ -40,11 +40,10 @@ class TorchDistSavePlanner:
     Args:
         sharing: Ranks that share the writing of replicated data; None: the first of them writes it.
         writers: Number of files of each rank, each with its own thread.
-        constant: Do not compare the tensors, because every save has the same ones.
     """
 
-    def __init__(self, *, sharing: Any | None, writers: int, constant: bool) -> None:
-        self._strategy = _PlanningStrategy(sharing=sharing, writers=writers, constant=constant)
+    def __init__(self, *, sharing: Any | None, writers: int) -> None:
+        self._strategy = _PlanningStrategy(sharing=sharing, writers=writers)
 
     def plan(
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
@@ -70,6 +69,11 @@ class TorchDistSavePlanner:
         return plan
 
 
+def pieces_without_data(state: Any) -> list[Any]:
+    """Return the pieces of this rank without their values, to be compared with those of another save."""
+    return [part.without_data() for part in nested_values(state)]
+
+
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
     """Pause Python's collector, which would search all pieces again and again while they arrive: a third of the time.
@@ -88,10 +92,9 @@ def garbage_collection_paused() -> Iterator[None]:
 class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron has no types
     """Megatron's torch_dist strategy, up to the point where it would stage and write tensors."""
 
-    def __init__(self, *, sharing: Any | None, writers: int, constant: bool) -> None:
+    def __init__(self, *, sharing: Any | None, writers: int) -> None:
         super().__init__("torch_dist", 1, thread_count=writers)
         self._sharing = sharing
-        self._constant = constant
         self._structure: list[Any] | None = None
         self._distribution: Any = None
         self._plans: tuple[SavePlan, SavePlan, bool] | None = None
@@ -101,8 +104,8 @@ class _PlanningStrategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # 
     def async_save(
         self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore"
     ) -> WritePlan:
-        structure = [part.without_data() for part in nested_values(sharded_state_dict)]
-        is_new = self._structure is None or (not self._constant and any_rank(structure != self._structure))
+        structure = pieces_without_data(sharded_state_dict)
+        is_new = self._structure is None or any_rank(structure != self._structure)
         if is_new:
             self._structure = self._plans = None
             if self.validate:

@@ -18,10 +18,11 @@ from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_supp
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy, get_async_strategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mb_checkpoint.collectives import host_group
+from mb_checkpoint.collectives import any_rank, host_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
+from mb_checkpoint.megatron.plan import pieces_without_data
 from mb_checkpoint.save.background_writer import BackgroundWriter
 from mb_checkpoint.save.device_sync import wait_for_current_device
 from mb_checkpoint.save.planner import WritePlan
@@ -49,24 +50,30 @@ class NvrxWriter:
     """
 
     def __init__(self, config: CheckpointConfig, dp_cp: Any | None, finisher: BackgroundWriter) -> None:
-        strategy = TorchDistSaveShardedStrategy(
-            "torch_dist",
-            1,
-            thread_count=config.storage_writers_per_rank,
-            cached_metadata=config.ckpt_assume_constant_structure,
-            cpu_shm_mode=config.async_ckpt_use_cpu_shm,
-        )
-        self._strategy: Any = strategy
-        if dp_cp is not None:
-            self._strategy = FullyParallelSaveStrategyWrapper(
-                strategy, host_group(dp_cp), do_cache_distribution=config.ckpt_assume_constant_structure
-            )
+        self._config, self._dp_cp = config, dp_cp
+        self._strategy = self._new_strategy()
+        self._structure: list[Any] | None = None
         persistent = torch.cuda.is_available()  # its persistent process divides by the number of GPUs
         self._queue: Any = get_async_strategy("nvrx", module="AsyncCallsQueue")[1](persistent=persistent)
         self._finisher = finisher
         self._checksum = config.checksum
         self._request: Any = None
         self._writing: HashJob | None = None
+
+    def _new_strategy(self) -> Any:
+        reuse = self._config.ckpt_assume_constant_structure
+        strategy = TorchDistSaveShardedStrategy(
+            "torch_dist",
+            1,
+            thread_count=self._config.storage_writers_per_rank,
+            cached_metadata=reuse,
+            cpu_shm_mode=self._config.async_ckpt_use_cpu_shm,
+        )
+        if self._dp_cp is None:
+            return strategy
+        return FullyParallelSaveStrategyWrapper(
+            strategy, host_group(self._dp_cp), do_cache_distribution=reuse
+        )
 
     @property
     def staged_bytes(self) -> int:
@@ -77,6 +84,10 @@ class NvrxWriter:
         self, state: dict[str, Any], directory: Path, *, metadata: dict[str, Any], validate: bool
     ) -> WritePlan:
         """Plan the save. Tensors on the host are copied first, because the library writes the original tensors."""
+        if self._config.ckpt_assume_constant_structure:
+            structure = pieces_without_data(state)
+            if any_rank(structure != self._structure):  # a plan that is reused would leave out new tensors
+                self._strategy, self._structure = self._new_strategy(), structure
         for entry in nested_values(state):
             if (
                 isinstance(entry, ShardedTensor)

@@ -197,9 +197,7 @@ def new_planner(config: CheckpointConfig, groups: CheckpointGroups) -> PlannerLi
     if config.ckpt_format == fsdp.FORMAT:
         return ShardSavePlanner(config)
     return mcore_plan.TorchDistSavePlanner(
-        sharing=writing_group(config, groups),
-        writers=config.storage_writers_per_rank,
-        constant=config.ckpt_assume_constant_structure,
+        sharing=writing_group(config, groups), writers=config.storage_writers_per_rank
     )
 
 

@@ -37,16 +37,15 @@ def new_run(shape, **section):
     return TinyRun(Shape(**shape), **section)
 
 
-def resume_from_local_disk(folder, shape, steps):
-    """Train, save on this node's disk, and resume; return whether the library was there when the model was built, and
-    whether weights and optimizer are as they were."""
+def resume_from_local_disk(folder, shape, *steps):
+    """Train, save on this node's disk, repeatedly, and resume; return whether the library was there when the model was
+    built, and whether weights and optimizer are as they were."""
     import sys
 
     from mb_checkpoint import CheckpointSaveContext
 
     section = {"load": folder, "non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": folder}
     run = new_run(shape, **section)
-    run.train(steps)
     before = "mb_checkpoint.local.nvrx" in sys.modules
     context = CheckpointSaveContext(
         state=run.state,
@@ -56,7 +55,9 @@ def resume_from_local_disk(folder, shape, steps):
         num_floating_point_operations_so_far=0,
         non_persistent_ckpt=True,
     )
-    run.manager.save(context)
+    for number in steps:
+        run.train(number)
+        run.manager.save(context)
     again = new_run({**shape, "seed": 99}, **section)
     again.load()
     there, here = run.fingerprint(), again.fingerprint()

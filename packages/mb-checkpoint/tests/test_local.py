@@ -157,6 +157,13 @@ def test_the_library_may_be_imported_after_the_model_was_trained(one_rank, tmp_p
 
 
 @needs_nvrx
+def test_a_local_checkpoint_has_tensors_that_the_one_before_had_not(two_ranks, tmp_path):
+    """Adam has no state before its first update."""
+    for _, equal in two_ranks.run(rank_work.resume_from_local_disk, str(tmp_path), {}, 0, 2):
+        assert all(equal)
+
+
+@needs_nvrx
 @pytest.mark.parametrize("shape", [{}, {"bf16": True}, {"dist_opt": True, "bf16": True}])
 def test_a_local_checkpoint_before_the_first_update_is_resumed(one_rank, tmp_path, shape):
     ((_, equal),) = one_rank.run(rank_work.resume_from_local_disk, str(tmp_path), shape, 0)

@@ -22,7 +22,7 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (  
     CliqueReplicationStrategy,
 )
 
-from mb_checkpoint.collectives import read_on_all_ranks
+from mb_checkpoint.collectives import any_rank, read_on_all_ranks
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.formats.trust import is_trusted
 from mb_checkpoint.formats.unpickling import reject_code, weights_only
@@ -93,6 +93,7 @@ class LocalStore:
             "algo": config.non_persistent_local_ckpt_algo,
             "parallelization_group": group,
         }
+        self._pieces: list[Any] | None = None
         self._distribution: Any = None
 
     def save(self, state: dict[str, Any], step: int) -> Path:
@@ -107,6 +108,9 @@ class LocalStore:
         self._manager.forget()
         for unfinished in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
             unfinished.unlink()  # of an interrupted save; the library rejects an existing name
+        pieces = [part.without_data() for part in nested_values(state) if isinstance(part, ShardedTensor)]
+        if any_rank(pieces != self._pieces):  # the distribution has a rank for each tensor of an earlier save
+            self._pieces, self._distribution = pieces, None
         aware, self._distribution = MCoreTensorAwareStateDict.from_state_dict(
             state, cached_metadata=self._distribution, **self._options
         )

@@ -108,6 +108,7 @@ UNEVEN = {
     "G31": ("latent", {"kv_lora_rank": 9, **SP}),
     "G31 queries": ("latent", {"q_lora_rank": 25, **SP}),
     "G32": ("grouped", {"kv_channels": 5}),
+    "G32a": ("latent", {"qk_pos_emb_head_dim": 3}),
     "G33": ("shared experts", {"add_bias_linear": True}),
     "G34": ("experts", {"bias_activation_fusion": True}),
     "G35": ("dense", {"parallel_output": False}),
@@ -115,6 +116,7 @@ UNEVEN = {
     "K42": ("latent", {"rotary_interleaved": True}),
     "G58": ("dense", {"position_embedding_type": "yarn", "rotary_interleaved": True}),
     "HY07": ("hybrid", {"mamba_num_groups": 3}),
+    "HY07 chunk": ("hybrid", {"mamba_chunk_size": 0}),
     "M04": ("mimo", {"vision_ffn_hidden_size": 31, TP: 2, "sequence_parallel": True, "hidden_dropout": 0.0}),
 }
 

@@ -74,6 +74,7 @@ def test_each_rule_rejects_its_failing_example_and_accepts_the_other(rule):
         ),
         ({"mtp_num_layers": 2}, "predicts 0 tokens beyond the next, mtp_num_layers=2"),
         ({"mamba_head_dim": 0}, "sizes must be positive"),
+        ({"mamba_chunk_size": 0}, "sizes must be positive, .*chunk 0"),
         ({"mamba_num_groups": 3}, "heads in 3 groups"),
         (
             {"mamba_num_groups": 4, "context_parallel_size": 8, "linear_num_key_heads": 8},

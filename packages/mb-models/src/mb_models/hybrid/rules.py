@@ -124,14 +124,16 @@ def _further_tokens(hybrid_layer_pattern, mtp_num_layers):
 
 @hybrid_rule(
     "HY07",
-    why="tensor- and context-parallel ranks share the heads and groups of Mamba layers evenly",
-    fix="Change mamba_num_heads or mamba_num_groups, or the parallel sizes.",
+    why="tensor- and context-parallel ranks share the heads and groups of Mamba layers evenly, and every chunk has "
+    "tokens",
+    fix="Change mamba_num_heads, mamba_num_groups or mamba_chunk_size, or the parallel sizes.",
     fails={
         "hybrid_layer_pattern": "M",
         "mamba_state_dim": 16,
         "mamba_head_dim": 16,
         "mamba_num_groups": 1,
         "mamba_num_heads": 8,
+        "mamba_chunk_size": 128,
         "tp": 2,
         "cp": 1,
     },
@@ -144,17 +146,18 @@ def _state_space(
     mamba_head_dim,
     mamba_num_groups,
     mamba_num_heads,
+    mamba_chunk_size,
     tp,
     cp,
 ):
     if "M" not in hybrid_layer_pattern:
         return None
-    if min(mamba_state_dim, mamba_head_dim, mamba_num_groups) < 1 or (
+    if min(mamba_state_dim, mamba_head_dim, mamba_num_groups, mamba_chunk_size) < 1 or (
         mamba_num_heads is None and 2 * hidden_size % mamba_head_dim != 0
     ):
         return (
             f"sizes must be positive, heads integral (state {mamba_state_dim}, head {mamba_head_dim}, groups "
-            f"{mamba_num_groups}, hidden {hidden_size})"
+            f"{mamba_num_groups}, chunk {mamba_chunk_size}, hidden {hidden_size})"
         )
     heads = mamba_heads(hidden_size, mamba_num_heads, mamba_head_dim)
     if heads % (tp * cp) or mamba_num_groups % tp or heads % mamba_num_groups:

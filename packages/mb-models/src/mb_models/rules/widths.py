@@ -184,6 +184,24 @@ def _odd_number_of_rotated_channels(
 
 
 @model_rule(
+    "G32a",
+    why="latent attention rotates these channels in pairs",
+    fix="Set an even number.",
+    fails={"qk_pos_emb_head_dim": 3, "multi_latent_attention": True, "rope_type": "yarn"},
+    passes={"qk_pos_emb_head_dim": 4},
+)
+def _odd_number_of_rotated_latent_channels(
+    qk_pos_emb_head_dim, multi_latent_attention, rope_type, rotary_percent
+):
+    all_rotated = rope_type == "yarn" or rotary_percent == 1  # YaRN has no rotary_percent here
+    return (
+        f"is {qk_pos_emb_head_dim}"
+        if multi_latent_attention and all_rotated and qk_pos_emb_head_dim % 2
+        else None
+    )
+
+
+@model_rule(
     "G34",
     why="the kernel that also applies the routing weights exists for gated silu and gated quick_gelu only",
     fix="Set bias_activation_fusion=false.",

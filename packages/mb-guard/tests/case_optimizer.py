@@ -9,6 +9,8 @@ from unittest.mock import patch
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -108,6 +110,20 @@ def resumed(root: str, optimizer_format: str, fault: str | None, settings: dict[
         run.gpt.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
         return [run.step(number) for number in range(STEPS, 2 * STEPS)]
+
+
+def saved_gaps(fault: str | None) -> int:
+    """Return the number of values that a save takes from memory that nothing was written to."""
+    run = Run(seed=1)
+    run.step(0)
+    empty = torch.empty
+    with (
+        mb_guard.without(fault) if fault else nullcontext(),
+        patch.object(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(torch.nan)),
+    ):
+        state = run.state("dp_reshardable", is_loading=False)
+    parts = [part.data for part in nested_values(state["optimizer"]) if isinstance(part, ShardedTensor)]
+    return sum(int(part.isnan().sum()) for part in parts)
 
 
 OFFLOAD = {

@@ -41,6 +41,12 @@ def test_the_other_faults_raise_while_loading(saved, run_case, fault, optimizer_
         run_case("case_optimizer.py", "resumed", saved[0], optimizer_format, fault, {})
 
 
+def test_gaps_between_parameters_are_saved_as_zeros(run_case):
+    assert run_case("case_optimizer.py", "saved_gaps", None) == [0]
+    [wrong] = run_case("case_optimizer.py", "saved_gaps", "uninitialized-padding-saved")
+    assert wrong > 0
+
+
 def test_a_rank_without_parameters_of_the_optimizer_saves(run_case):
     from mb_host import RankFailedError
 

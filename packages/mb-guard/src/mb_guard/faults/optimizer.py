@@ -1,4 +1,4 @@
-"""Faults of `DistributedOptimizer` when it loads a checkpoint.
+"""Faults of `DistributedOptimizer` when it saves or loads a checkpoint.
 
 Its loader is written for the FusedAdam of Transformer Engine and Apex, which keeps one step per parameter group and
 whose state the loader allocates. torch's AdamW, which Megatron Core uses without them, keeps one step tensor per
@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch, Settings, around
+from mb_guard.faults.rewriting import rewritten
 
 _TEST = "packages/mb-guard/tests/test_optimizer.py"
 _SILENT_DIVERGENCE = (
@@ -75,6 +76,11 @@ def load_without_grad(set_states: Function) -> Function:
     import torch
 
     return torch.no_grad()(set_states)
+
+
+def save_zeros(sharded_state: Function) -> Function:
+    """Save zeros in the gaps between parameters."""
+    return rewritten(sharded_state, ("k: torch.empty(", "k: torch.zeros("))
 
 
 @around
@@ -160,6 +166,16 @@ FAULTS = (
         patches=_patch(
             load_without_grad, "_set_main_param_and_optimizer_states", "20b6b8ac2fd8c3a6", needed=None
         ),
+    ),
+    Fault(
+        id="uninitialized-padding-saved",
+        effect="wrong number",
+        summary="DistributedOptimizer saves what memory holds in the gaps between parameters (dp_reshardable).",
+        shows="Checkpoints of equal runs differ, by NaN where the memory held it.",
+        action="put right",
+        met=_distributed_optimizer,
+        test=f"{_TEST}::test_gaps_between_parameters_are_saved_as_zeros",
+        patches=_patch(save_zeros, "sharded_param_state_dp_reshardable", "9e1d6f215185180b", needed=None),
     ),
     Fault(
         id="offloaded-optimizer-keeps-old-weights",

@@ -177,6 +177,43 @@ def test_a_jump_of_the_clock_changes_no_step(overrides, tmp_path, monkeypatch, j
     assert train_here(overrides, tmp_path / "run").saved is False  # complete: nothing to do
 
 
+class DiesAtLastNonPersistentSave(Callback):
+    """Ends the run between the non-persistent save of the last step and the persistent one."""
+
+    def on_checkpoint_save(self, context):
+        if context.save.non_persistent and context.save.step == 20:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["global", "local"])
+def test_a_last_step_that_has_only_a_non_persistent_checkpoint_is_saved_at_the_restart(
+    overrides, tmp_path, kind
+):
+    out, local = tmp_path / "run", []
+    if kind == "local":
+        pytest.importorskip("nvidia_resiliency_ext")
+        local = [f"checkpoint.non_persistent_local_ckpt_dir={tmp_path / 'node'}"]
+    words = [
+        *overrides,
+        *local,
+        f"checkpoint.non_persistent_ckpt_type={kind}",
+        "checkpoint.save_interval=15",
+        "checkpoint.non_persistent_save_interval=10",
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        train_here(words, out, callbacks=(DiesAtLastNonPersistentSave(),))
+    last = out / "checkpoints" / "iter_0000020"
+    assert not last.exists()
+    again = train_here(words, out)
+    assert (again.reason, again.step, again.saved) == ("finished", 20, True)
+    assert [event for event in events(out) if event[0] in ("resume", "save")][-2:] == [
+        ("resume", 20),
+        ("save", 20),
+    ]
+    assert last.is_dir()
+    assert "the run is complete (20 steps)" in train_here(words, out).message
+
+
 @pytest.mark.slow
 def test_data_that_are_overwritten_while_they_are_read_are_named(overrides, tmp_path):
     cache = tmp_path / "cache"

@@ -42,6 +42,13 @@ def test_a_damaged_last_checkpoint_does_not_complete_a_run(section):
     assert verify_last_checkpoint(section, train_iters=6).step == 6
 
 
+def test_a_non_persistent_checkpoint_does_not_complete_a_run(section, tmp_path):
+    complete_checkpoint.save(tmp_path / "non_persistent", 8)
+    assert verify_last_checkpoint(section, train_iters=8) is None
+    complete_checkpoint.save(tmp_path, 8)
+    assert verify_last_checkpoint(section, train_iters=8).path == tmp_path / "iter_0000008"
+
+
 def test_without_any_intact_checkpoint_the_error_is_that_of_a_load(section):
     damage(section, 4)
     damage(section, 6)

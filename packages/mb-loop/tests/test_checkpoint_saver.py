@@ -76,7 +76,8 @@ def test_the_last_step_is_saved_without_an_interval_but_not_with_interval_0_or_w
     saver(writes).finish(7)
     saver(writes, save_interval=0).finish(8)
     saver(writes, start_step=9).finish(9)
-    assert writes.lines == ["7"]
+    saver(writes, start_step=None).finish(10)
+    assert writes.lines == ["7", "10"]
 
 
 def test_without_a_checkpointer_nothing_is_saved():

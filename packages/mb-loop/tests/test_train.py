@@ -318,6 +318,20 @@ def test_a_finished_run_makes_no_step_and_saves_nothing():
     assert saves.steps == []
 
 
+class AlwaysStops(mb_loop.Callback):
+    def stop_requested(self, step):
+        return "enough"
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["finished", "early_stop"])
+def test_an_ended_run_that_is_resumed_from_a_non_persistent_checkpoint_saves_its_last_step(stopped):
+    saves, state = Saves(), mb_loop.LoopState.of(train_iters=6 if stopped else 5)
+    state.train_state.step = 5
+    callbacks = [AlwaysStops()] if stopped else []
+    outcome = train(state, checkpointer=saves, callbacks=callbacks, from_non_persistent=True)
+    assert (outcome.saved, saves.steps) == (True, [5])
+
+
 def test_scheduled_collections_and_synchronisations_do_not_change_the_run():
     section = TrainSection(
         train_iters=2,

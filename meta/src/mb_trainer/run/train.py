@@ -127,6 +127,7 @@ class Run:
                 train_data_iterator=stragglers.wrap_data(self.data.train),
                 callbacks=self.callbacks(summary, locks, bar=bar, stragglers=stragglers, recorders=recorders),
                 checkpointer=None if config.checkpoint.save is None else self.checkpointer,
+                from_non_persistent=self.loaded.non_persistent,
                 stop_requested=stops.stop_requested,
                 duration_stop_requested=stops.duration_stop_requested,
                 straggler_stop_requested=stragglers.stop_requested,

@@ -267,6 +267,9 @@ class LoadedCheckpoint:
     from_local_disk: bool = False
     """Whether the folder is that of local checkpoints (`non_persistent_local_ckpt_dir`), on the disk of this node."""
 
+    non_persistent: bool = False
+    """Whether the run resumes from a non-persistent checkpoint, global or local, which newer ones replace."""
+
     @property
     def from_persistent_storage(self) -> bool:
         """Whether a checkpoint was read from shared storage, whose load time is representative of later loads."""

@@ -66,6 +66,10 @@ class TrainParts:
     checkpointer: Checkpointer | None = None
     """Writes checkpoints; None: nothing is saved, and `checkpoint.save` must not be set."""
 
+    from_non_persistent: bool = False
+    """Whether the counters are those of a non-persistent checkpoint. Then the last step is also saved if it was made
+    before this call."""
+
     stop_requested: StopRequested | None = None
     """Stop request source, called once after each step; must return the same on all ranks. None: with
     `train.exit_signal_handler` the loop handles `train.exit_signal` itself, and stops after the step in which any rank

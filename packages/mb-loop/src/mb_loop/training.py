@@ -83,7 +83,11 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
         early_stop_requested=parts.callbacks.stop_requested,
     )
     saver = CheckpointSaver(
-        parts.checkpointer, settings=cfg.checkpoint, hooks=hooks, events=events, start_step=counters.step
+        parts.checkpointer,
+        settings=cfg.checkpoint,
+        hooks=hooks,
+        events=events,
+        start_step=None if parts.from_non_persistent else counters.step,
     )
     evaluation = ScheduledEvaluation(
         parts,
@@ -130,7 +134,7 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
             hooks.end()
             if graphs is not None:
                 graphs.end()
-            if leave.reason == "finished":
+            if leave.reason in ("finished", "early_stop"):
                 saver.finish(counters.step)
             # Before the outcome is built: only a completed save makes the step "saved".
             saver.poll(blocking=True)

@@ -225,6 +225,11 @@ def non_persistent_roots(config: NonPersistentDirs) -> list[Path]:
     return [Path(parent) / NON_PERSISTENT for parent in parents]
 
 
+def is_non_persistent(config: NonPersistentDirs, checkpoint: Path) -> bool:
+    """Return whether a checkpoint is a global non-persistent one, which newer ones replace."""
+    return checkpoint.parent in non_persistent_roots(config)
+
+
 def shared_save_roots(config: NonPersistentDirs) -> list[Path]:
     """Return the folders that a run saves to and all nodes see, as absolute paths; none without `save`."""
     if config.save is None:

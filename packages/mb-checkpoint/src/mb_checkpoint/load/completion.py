@@ -1,4 +1,7 @@
-"""Verification that a run is complete: the checkpoint that a load would select has all steps, and is intact."""
+"""Verification that a run is complete: the checkpoint that a load would select has all steps, and is intact.
+
+A non-persistent one does not count: the run that resumes from it has its last step to save.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,6 +9,7 @@ from typing import Literal
 
 from mb_checkpoint.collectives import on_rank_zero
 from mb_checkpoint.config import CheckpointConfig
+from mb_checkpoint.formats.layout import is_non_persistent
 from mb_checkpoint.inspect.integrity import first_intact
 from mb_checkpoint.load.select import SelectedCheckpoint
 from mb_checkpoint.load.sources import find_checkpoint, load_intact
@@ -17,7 +21,7 @@ def verify_last_checkpoint(
     train_iters: int,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
 ) -> SelectedCheckpoint | None:
-    """Return the intact checkpoint that a load would select if it has all steps of the run, else None.
+    """Return the intact checkpoint that a load would select if it is persistent and has all steps, else None.
 
     For a single process. Reads the contents of the checkpoint unless `verify_integrity` is false.
 
@@ -85,12 +89,12 @@ def resumed_step(section: CheckpointConfig) -> int:
 def _find_complete(
     section: CheckpointConfig, train_iters: int
 ) -> Callable[[Mapping[Path, str]], SelectedCheckpoint | None]:
-    """Return a function that finds the checkpoint to resume from, if it has all steps."""
+    """Return a function that finds the checkpoint to resume from, if it is persistent and has all steps."""
 
     def find(rejected: Mapping[Path, str]) -> SelectedCheckpoint | None:
         source, chosen = find_checkpoint(section, rejected)
         if source != "resumed" or chosen is None or chosen.step is None or chosen.step < train_iters:
             return None
-        return chosen
+        return None if is_non_persistent(section, chosen.path) else chosen
 
     return find

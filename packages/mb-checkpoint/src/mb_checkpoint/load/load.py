@@ -11,7 +11,14 @@ from mb_checkpoint.collectives import read_for_all_ranks, require_process_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import CheckpointLoadContext, LoadedCheckpoint
 from mb_checkpoint.errors import CheckpointConfigError, CheckpointLayoutError, CheckpointNotFoundError
-from mb_checkpoint.formats.layout import LEGACY, MANIFEST, TRAIN_STATE, WEIGHTS, has_counters_in_arguments
+from mb_checkpoint.formats.layout import (
+    LEGACY,
+    MANIFEST,
+    TRAIN_STATE,
+    WEIGHTS,
+    has_counters_in_arguments,
+    is_non_persistent,
+)
 from mb_checkpoint.formats.legacy import LegacyRestorer, read_legacy
 from mb_checkpoint.formats.megatron_lm import ARGUMENTS, counters_of
 from mb_checkpoint.formats.metadata import is_read_first, layout_on_all_ranks, read_contents
@@ -201,6 +208,7 @@ def _load(
         megatron_arguments=vars(contents.common[ARGUMENTS])
         if resume and ARGUMENTS in contents.common
         else {},
+        non_persistent=resume and is_non_persistent(config, chosen.path),
     )
 
 

@@ -25,8 +25,8 @@ class ResumeStatus:
     """Status of a run, as its checkpoint section and the folders determine it."""
 
     state: Literal["fresh", "resumable", "complete", "rejected"]
-    """"fresh": no checkpoint to resume from (weights may be loaded); "resumable": there is one; "complete": it seems to
-    have all steps; "rejected": the run must not start, see `reason`."""
+    """"fresh": no checkpoint to resume from (weights may be loaded); "resumable": there is one; "complete": a
+    persistent one seems to have all steps; "rejected": the run must not start, see `reason`."""
     step: int | None = None
     """Highest step that a load could select, by folder names; None without any, and for checkpoints on the disks of the
     nodes, of which only all ranks together know the step."""
@@ -55,23 +55,16 @@ def resume_status(
         evaluate_only: the run only evaluates. It is never complete, and it needs weights.
     """
     step = _newest_step(section)
+    saved = _newest_step(section, persistent=True)
     reason = _why_random_weights(section) if evaluate_only else _why_mixed(section)
     state: Literal["fresh", "resumable", "complete", "rejected"] = "fresh"
     if reason is not None:
         state = "rejected"
-    elif step is not None and step >= train_iters and not evaluate_only:
+    elif saved is not None and saved >= train_iters and not evaluate_only:
         state = "complete"
     elif step is not None or _has_checkpoint(section):
         state = "resumable"
     return ResumeStatus(state=state, step=step, reason=reason, start_fields=start_fields(section))
-
-
-def is_in_save_folder(section: CheckpointConfig, checkpoint: Path) -> bool:
-    """Return whether a checkpoint is in a folder to which the section saves."""
-    return section.save is not None and checkpoint.parent in (
-        Path(section.save),
-        *non_persistent_roots(section),
-    )
 
 
 def complete_message(
@@ -81,11 +74,11 @@ def complete_message(
 
     Args:
         section: the checkpoint section.
-        last: checkpoint of the last step, in the folder of the run or in another one.
+        last: persistent checkpoint of the last step, in the folder of the run or in another one.
         run: folder of the run.
         train_iters: number of steps of the complete run.
     """
-    if is_in_save_folder(section, last):
+    if section.save is not None and last.parent == Path(section.save):
         return (
             f"{run}: the run is complete ({train_iters} steps); nothing to do.",
             "To train longer, set train.train_iters=N and pass --resume-with-changes, or start in another folder with "
@@ -97,8 +90,11 @@ def complete_message(
     )
 
 
-def _newest_step(section: CheckpointConfig) -> int | None:
-    """Return the highest step that a load could select; None if there is none or the folder cannot be read."""
+def _newest_step(section: CheckpointConfig, *, persistent: bool = False) -> int | None:
+    """Return the highest step that a load could select; None if there is none or the folder cannot be read.
+
+    `persistent`: without those of non-persistent checkpoints.
+    """
     if section.load is None or section.finetune:
         return None
     load = Path(section.load)
@@ -107,7 +103,7 @@ def _newest_step(section: CheckpointConfig) -> int | None:
             return step_of(load)
         if section.ckpt_step is not None:
             return section.ckpt_step
-        roots = (load, *non_persistent_roots(section))
+        roots = (load, *([] if persistent else non_persistent_roots(section)))
         return max((step for root in roots for step in steps_in(root)), default=None)
     except OSError:
         return None

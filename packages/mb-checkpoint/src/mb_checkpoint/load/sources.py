@@ -214,8 +214,8 @@ def _to_resume(
 def _newest(
     candidates: list[SelectedCheckpoint], trouble: list[CheckpointNotFoundError]
 ) -> SelectedCheckpoint:
-    """Return the selection of the highest step; of the same step the non-persistent one, which is later in the list."""
-    best = max(reversed(candidates), key=lambda candidate: -1 if candidate.step is None else candidate.step)
+    """Return the selection of the highest step; of the same step the persistent one, which is first in the list."""
+    best = max(candidates, key=lambda candidate: -1 if candidate.step is None else candidate.step)
     passed = [entry for candidate in candidates for entry in candidate.skipped]
     passed += [
         SkippedCheckpoint(path=candidate.path, reason=f"older than {best.path}")

@@ -179,6 +179,7 @@ def load_local(
         skipped=older,
         notes=tuple(notes),
         from_local_disk=True,
+        non_persistent=True,
     )
 
 

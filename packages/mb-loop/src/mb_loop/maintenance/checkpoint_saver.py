@@ -114,7 +114,8 @@ class CheckpointSaver:
         events: receives `on_checkpoint_start` and `on_checkpoint_end` around work that holds the loop, then
             `on_checkpoint_save` for each complete checkpoint, `on_checkpoint_failed` for each failed save and
             `on_checkpoint_scheduled` for a save that continues in the background.
-        start_step: step at which this run starts; it needs no save.
+        start_step: step at which this run starts, and which needs no save. None: it needs one, because it is that of a
+            non-persistent checkpoint.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class CheckpointSaver:
         settings: CheckpointSettings,
         hooks: ForwardPreHooks,
         events: EventDispatcher,
-        start_step: int,
+        start_step: int | None,
     ) -> None:
         self._checkpointer = checkpointer
         self._settings = settings
@@ -171,7 +172,7 @@ class CheckpointSaver:
             self.save_now(step, non_persistent=True)
 
     def finish(self, step: int) -> None:
-        """Save the last step, unless saving is disabled (interval 0) or no step was made."""
+        """Save the last step, unless saving is disabled (interval 0) or it is that of the start and needs no save."""
         if self._settings.save_interval != 0 and step != self._start_step:
             self.save(step)
 

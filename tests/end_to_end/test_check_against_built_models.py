@@ -107,6 +107,7 @@ UNEVEN = {
     "G30": ("shared experts", {"moe_shared_expert_intermediate_size": 17, EP: 2, ETP: 1, **SP}),
     "G31": ("latent", {"kv_lora_rank": 9, **SP}),
     "G31 queries": ("latent", {"q_lora_rank": 25, **SP}),
+    "G15a": ("dense", {"mla_down_proj_fusion": True}),
     "G32": ("grouped", {"kv_channels": 5}),
     "G32a": ("latent", {"qk_pos_emb_head_dim": 3}),
     "G33": ("shared experts", {"add_bias_linear": True}),
@@ -117,6 +118,7 @@ UNEVEN = {
     "G58": ("dense", {"position_embedding_type": "yarn", "rotary_interleaved": True}),
     "HY07": ("hybrid", {"mamba_num_groups": 3}),
     "HY07 chunk": ("hybrid", {"mamba_chunk_size": 0}),
+    "HY08": ("hybrid", {"linear_conv_kernel_dim": 0}),
     "M04": ("mimo", {"vision_ffn_hidden_size": 31, TP: 2, "sequence_parallel": True, "hidden_dropout": 0.0}),
 }
 

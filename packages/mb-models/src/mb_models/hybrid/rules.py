@@ -171,19 +171,36 @@ def _state_space(
 @hybrid_rule(
     "HY08",
     why="tensor- and context-parallel ranks share the heads of gated-delta layers evenly",
-    fix="Change linear_num_key_heads and linear_num_value_heads, or the parallel sizes.",
+    fix="Change linear_num_key_heads and linear_num_value_heads, the sizes, or the parallel sizes.",
     fails={
         "hybrid_layer_pattern": "G",
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
         "tp": 2,
         "cp": 2,
     },
     passes={"linear_num_key_heads": 4, "linear_num_value_heads": 8},
 )
-def _gated_delta(hybrid_layer_pattern, linear_num_key_heads, linear_num_value_heads, tp, cp):
+def _gated_delta(
+    hybrid_layer_pattern,
+    linear_num_key_heads,
+    linear_num_value_heads,
+    linear_key_head_dim,
+    linear_value_head_dim,
+    linear_conv_kernel_dim,
+    tp,
+    cp,
+):
     if "G" not in hybrid_layer_pattern:
         return None
+    if min(linear_key_head_dim, linear_value_head_dim, linear_conv_kernel_dim) < 1:
+        return (
+            f"sizes must be positive (key {linear_key_head_dim}, value {linear_value_head_dim}, convolution "
+            f"{linear_conv_kernel_dim})"
+        )
     if (
         min(linear_num_key_heads, linear_num_value_heads) < 1
         or linear_num_value_heads % linear_num_key_heads

@@ -2,12 +2,21 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 
-from mb_schema.rule_kinds import excludes, in_range, model_rule, other_than, requires
+from mb_models.gpt.variant_fields import LatentAttentionFields
+from mb_schema.rule_kinds import excludes, in_range, model_rule, no_effect, other_than, requires
 from mb_schema.rules import Rule, rules_in
 
 PARTS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 """Letter -> part of the model."""
+
+LATENT_SIZES = {
+    f"model.{item.name}": item.default
+    for item in fields(LatentAttentionFields)
+    if not isinstance(item.default, bool)
+}
+"""Path -> default of each field of latent attention that is no switch."""
 
 MAX_PARTS = 10_000
 """Maximum number of parts after repetitions are expanded."""
@@ -311,6 +320,22 @@ RULES: tuple[Rule, ...] = (
         passes={"model.position_embedding_type": "rope"},
     ),
     *rules_in(globals()),
+    requires(
+        "G15a",
+        {"model.mla_down_proj_fusion": True},
+        {"model.multi_latent_attention": True},
+        why="other attention has no down projections",
+        fix="Set multi_latent_attention=true, or switch it off.",
+    ),
+    no_effect(
+        "G15b",
+        "model.multi_latent_attention",
+        LATENT_SIZES,
+        why="only latent attention has these sizes and positions",
+        fix="Set multi_latent_attention=true, or remove them.",
+        fails={"model.kv_lora_rank": 64},
+        severity="warning",
+    ),
     in_range(
         "G19",
         "model.mtp_num_layers",

@@ -103,6 +103,22 @@ def test_a_complete_run_is_left_alone(overrides, straight, capsys):
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_killed_in_its_last_evaluation_says_how_to_repeat_it(overrides, straight, tmp_path, capsys):
+    """A killed process leaves no event after the last save, as a run that has ended does."""
+    missing, run = "the evaluation after training may be missing", shutil.copytree(straight, tmp_path / "run")
+    train_here(overrides, run)
+    assert missing not in capsys.readouterr().out
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    last_save = max(number for number, line in enumerate(lines) if '"save"' in line)
+    (run / "events.jsonl").write_text("".join(lines[: last_save + 1]))
+    train_here(overrides, run)
+    assert missing in capsys.readouterr().out
+    train_here([*overrides, "validation.skip_train=true"], run)
+    printed = capsys.readouterr().out
+    assert "iteration 20 on validation set" in printed
+    assert "iteration 20 on test set" in printed
+
+
 def test_another_run_in_the_same_folder_is_refused(overrides, straight):
     with pytest.raises(RunFolderError, match=r"optimizer.lr: 0.002 there, 0.1 now"):
         train_here([*overrides, "optimizer.lr=0.1"], straight)

@@ -5,6 +5,7 @@ from pathlib import Path
 import mb_checkpoint
 from mb_checkpoint.trainer_api import complete_message
 from mb_loop import TrainOutcome
+from mb_metrics import read_event_rows
 from mb_metrics.trainer_api import RankConsole
 from mb_trainer.run.settle import Job
 
@@ -28,4 +29,11 @@ def report_complete(job: Job, last: Path, console: RankConsole) -> TrainOutcome:
     steps = job.config.train.train_iters or 0
     message, advice = complete_message(job.config.checkpoint, last, run=job.folder.path, train_iters=steps)
     console.print(f"{message} {advice}")
+    ends = [row["event"] for row in read_event_rows(job.folder.events) if "event" in row][-1:]
+    # A run writes "stop" after the evaluation that follows its last step.
+    if ends not in ([], ["stop"]) and job.config.validation.eval_iters != 0:
+        console.print(
+            "its process was killed before it had ended, and the evaluation after training may be missing: the same "
+            "command with validation.skip_train=true prints the validation and test losses"
+        )
     return TrainOutcome(reason="finished", message=message, step=steps, exit_code=0, saved=False)

@@ -28,7 +28,7 @@ from mb_data import (
     prepare_corpus,
 )
 from mb_data.config import DataloaderConfig
-from mb_data.errors import FormatLibraryError
+from mb_data.errors import DatasetError, FormatLibraryError
 from mb_data.loading.document_parts import document_lengths, document_parts
 from mb_data.text.shards.build import build_shards
 from mb_data.text.shards.engines import select_engine
@@ -199,7 +199,7 @@ class TestBuild:
 
     def test_full_validation_with_weights_that_training_needs(self, write_pair):
         pairs = [write_pair(name, documents=20) for name in "ab"]
-        with pytest.raises(ValueError, match=r"full_validation: the blend of 2 prefixes has weights"):
+        with pytest.raises(DatasetError, match=r"full_validation: the blend of 2 prefixes has weights"):
             build(blend=(pairs, [9.0, 1.0]), full_validation=True)
 
     def test_the_weight_of_a_single_prefix_is_none(self, prefix):
@@ -391,7 +391,7 @@ class TestRefused:
 
     def test_no_tokenizer(self, prefix):
         config = GPTDatasetConfig(seq_length=8, data_path=prefix, split="1", **CHOSEN)
-        with pytest.raises(ValueError, match="no tokenizer"):
+        with pytest.raises(DatasetError, match="no tokenizer"):
             mcore.build_gpt_datasets(
                 config, DatasetBuildContext(train_samples=1, valid_samples=0, test_samples=0)
             )
@@ -403,7 +403,7 @@ class TestRefused:
             sequence_length: int
 
         config = GPTDatasetConfig(seq_length=8, inter_document_masking=True)
-        with pytest.raises(ValueError, match=r"dataset\.inter_document_masking"):
+        with pytest.raises(DatasetError, match=r"dataset\.inter_document_masking"):
             gpt_config.to_megatron(config, tokenizer=None, path_to_cache=None, target=OldMegatronConfig)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mb_data import CyclicSampler, NotEnoughSamplesError, SingleSampler, require_global_batch
+from mb_data.errors import DatasetError
 
 PLACE = {"consumed_samples": 0, "micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
 
@@ -131,7 +132,7 @@ def test_less_than_one_global_batch_is_rejected():
 
 
 def test_more_consumed_samples_than_exist_are_rejected():
-    with pytest.raises(ValueError, match="11 samples are consumed, but there are only 10"):
+    with pytest.raises(DatasetError, match="11 samples are consumed, but there are only 10"):
         single(consumed_samples=11)
 
 

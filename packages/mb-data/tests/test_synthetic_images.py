@@ -18,6 +18,7 @@ from mb_data import (
     SyntheticImageDataset,
     build_data_iterator,
 )
+from mb_data.errors import DatasetError
 from mb_data.mimo.synthetic_images import (
     COLOURS,
     SIZES,
@@ -111,7 +112,7 @@ def test_the_longest_caption_fits_exactly():
     longest = max(map(len, ALL))
     shortest = DrawnShapesConfig(seq_length=16 + longest)
     assert all(each["loss_mask"].sum() > 20 for each in map(dataset(config=shortest).__getitem__, range(50)))
-    with pytest.raises(ValueError, match=f"Set at least {16 + longest}"):
+    with pytest.raises(DatasetError, match=f"Set at least {16 + longest}"):
         dataset(config=DrawnShapesConfig(seq_length=15 + longest))
 
 
@@ -151,7 +152,7 @@ def test_an_invalid_section_is_rejected(changes, message):
 
 
 def test_captions_need_a_tokenizer_that_reads_words():
-    with pytest.raises(ValueError, match="no tokenizer"):
+    with pytest.raises(DatasetError, match="no tokenizer"):
         SyntheticImageDataset(SECTION, samples=1, split=0, tokenizer=None)
     with pytest.raises(ValueError, match="is not a number"):
         SyntheticImageDataset(SECTION, samples=1, split=0, tokenizer=NullTokenizer(100))

@@ -25,6 +25,7 @@ from mb_data import (
     load_tokenizer,
     prepare_corpus,
 )
+from mb_data.errors import DatasetError
 
 BYTES = SentinelTokenizer(ByteTokenizer(), sentinels=100)
 SENTINEL, END = BYTES.sentinels.start, BYTES.eod
@@ -177,7 +178,7 @@ class TestDataset:
         "lengths", [{"decoder_seq_length": 7}, {"seq_length": 4000, "decoder_seq_length": 900}]
     )
     def test_sequences_that_are_too_short_are_rejected(self, lengths):
-        with pytest.raises(ValueError, match="nothing is truncated"):
+        with pytest.raises(DatasetError, match="nothing is truncated"):
             pairs(**lengths)
 
     def test_a_token_that_could_be_a_sentinel_is_rejected(self):

@@ -56,6 +56,12 @@ class DataPathError(DataError, FileNotFoundError):
     bad_input = True
 
 
+class DatasetError(DataError, ValueError):
+    """The settings of a dataset do not fit its samples, its tokenizer or the installed Megatron Core."""
+
+    bad_input = True
+
+
 class DocumentFunctionError(DataError, RuntimeError):
     """A function of the user, which filters or converts documents, cannot be called or returned something else."""
 

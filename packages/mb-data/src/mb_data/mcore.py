@@ -20,7 +20,7 @@ from megatron.core.tokenizers import MegatronTokenizerBase
 from mb_data.collectives import gather_from_all_ranks, is_rank_zero, own_rank, rank_zero_first
 from mb_data.config import DatasetBuildContext, GPTDatasetConfig, TextCorpusConfig
 from mb_data.dataset_provider import DatasetSplits
-from mb_data.errors import DataPathError, NotEnoughSamplesError, TokenizerError
+from mb_data.errors import DataPathError, DatasetError, NotEnoughSamplesError, TokenizerError
 from mb_data.loading.mapped_files import allow_open_files
 from mb_data.megatron.blend import SPLITS, Blend
 from mb_data.megatron.cached_indices import require_numeric_arrays
@@ -77,8 +77,8 @@ def build_gpt_datasets(
         OpenFilesError: The datasets keep more files open than this process may open.
         PermissionError: The folder for the indices cannot be written.
         TokenizerError: The tokenizer for a text corpus is one of Megatron's.
-        ValueError: There is no tokenizer, the installed Megatron Core does not have a setting, or `full_validation` is
-            combined with other splits of the same weighted blend.
+        DatasetError: There is no tokenizer, the installed Megatron Core does not have a setting, or `full_validation`
+            is combined with other splits of the same weighted blend.
     """
     samples = [context.train_samples, context.valid_samples, context.test_samples]
     config = _resolve(config, context)
@@ -237,7 +237,7 @@ def _resolve(config: GPTDatasetConfig, context: DatasetBuildContext) -> GPTDatas
         else:
             config.blend_per_split = corpus_blends(config, _package_tokenizer(tokenizer))
     if tokenizer is None:
-        raise ValueError(
+        raise DatasetError(
             "dataset: no tokenizer; it defines the vocabulary and the end-of-document id. "
             "Set the tokenizer of the build context."
         )

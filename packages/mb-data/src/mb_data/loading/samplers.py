@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mb_data.errors import NotEnoughSamplesError
+from mb_data.errors import DatasetError, NotEnoughSamplesError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RankSampler(ABC):
 
     def _require_unconsumed(self) -> None:
         if self.consumed_samples > self.total_samples:
-            raise ValueError(
+            raise DatasetError(
                 f"dataset: {self.consumed_samples} samples are consumed, but there are only {self.total_samples}; "
                 "the checkpoint was saved with more data. Use the same data, or dataloader_type='cyclic'."
             )
@@ -67,7 +67,8 @@ class SingleSampler(RankSampler):
     less than one sample per rank. With `repeats` the first sample follows the last one, without end.
 
     Raises:
-        ValueError: A size is below 1, the rank is not below the size, or more samples are consumed than exist.
+        ValueError: A size is below 1, or the rank is not below the size.
+        DatasetError: More samples are consumed than exist.
         NotEnoughSamplesError: There are no samples, or with `drop_last` less than one micro-batch per rank.
     """
 
@@ -157,8 +158,9 @@ class BatchSampler(RankSampler):
         length: Returns the length of a sample. None: all samples have equal length and keep their order.
 
     Raises:
-        ValueError: A size is below 1, the rank is not below the size, the global batch is not a multiple of the
-            micro-batches of all ranks, or more samples are consumed than exist.
+        ValueError: A size is below 1, the rank is not below the size, or the global batch is not a multiple of the
+            micro-batches of all ranks.
+        DatasetError: More samples are consumed than exist.
         NotEnoughSamplesError: The samples do not fill a global batch.
     """
 

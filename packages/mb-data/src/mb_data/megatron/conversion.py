@@ -9,6 +9,7 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MegatronGPTDa
 from megatron.core.tokenizers import MegatronTokenizerBase
 
 from mb_data.config import DataloaderConfig, GPTDatasetConfig
+from mb_data.errors import DatasetError
 from mb_data.megatron.blend import Blend
 from mb_data.megatron.fingerprint import PairState, data_fingerprint
 
@@ -51,7 +52,7 @@ def to_megatron(
         target: Megatron's configuration class.
 
     Raises:
-        ValueError: A field is set that the installed Megatron Core does not have.
+        DatasetError: A field is set that the installed Megatron Core does not have.
     """
     megatron_fields = {field.name for field in fields(target) if field.init}
     not_passed = {field.name for field in fields(DataloaderConfig)} | _PACKAGE_FIELDS
@@ -63,7 +64,7 @@ def to_megatron(
         if field.name in megatron_fields:
             values[field.name] = value
         elif field.default is MISSING or value != field.default:
-            raise ValueError(
+            raise DatasetError(
                 f"dataset.{field.name}: is {value!r}, but the installed Megatron Core has no such setting, and would "
                 "ignore it. Leave it at its default, or install a version of Megatron Core that has it."
             )
@@ -107,7 +108,7 @@ def drop_validation_weights(config: GPTDatasetConfig, *, only_validation: bool) 
         config.blend_per_split = [train, valid and (valid[0], None), test]
     elif config.blend is not None and _drop_single_weight(config.blend)[1] is not None:
         if not only_validation:
-            raise ValueError(
+            raise DatasetError(
                 f"dataset.full_validation: the blend of {len(config.blend[0])} prefixes has weights, which apply to "
                 "training but not to a full validation set. Build the validation set separately, or set "
                 "blend_per_split."

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mb_data.dataset_provider import DatasetBuildContext
+from mb_data.errors import DatasetError
 from mb_data.mimo.config import DrawnShapesConfig
 from mb_data.rules import check_section
 from mb_data.tokenizers.base import Tokenizer
@@ -145,7 +146,7 @@ class SyntheticImageDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     Raises:
         ConfigError: The section violates rules.
-        ValueError: There is no tokenizer, or the longest caption does not fit.
+        DatasetError: There is no tokenizer, or the longest caption does not fit.
     """
 
     def __init__(
@@ -153,13 +154,13 @@ class SyntheticImageDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     ) -> None:
         check_section(config, section="dataset")
         if tokenizer is None:
-            raise ValueError(
+            raise DatasetError(
                 "dataset: no tokenizer; it is required to tokenize the captions. Set the tokenizer of the build "
                 "context."
             )
         longest = max(len(tokenizer.encode(text)) for text in all_captions())
         if config.image_tokens + longest > config.seq_length:
-            raise ValueError(
+            raise DatasetError(
                 f"dataset.seq_length: {config.seq_length} tokens are too few for {config.image_tokens} image "
                 f"tokens and a caption of up to {longest} tokens; captions are not truncated. Set at least "
                 f"{config.image_tokens + longest}."
@@ -219,7 +220,7 @@ def build_image_datasets(
 
     Raises:
         ConfigError: The section violates rules.
-        ValueError: There is no tokenizer, or `seq_length` is too small for the longest caption.
+        DatasetError: There is no tokenizer, or `seq_length` is too small for the longest caption.
     """
     counts = (context.train_samples, context.valid_samples, context.test_samples)
     train, valid, test = (

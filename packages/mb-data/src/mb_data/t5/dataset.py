@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mb_data.errors import TokenizerError
+from mb_data.errors import DatasetError, TokenizerError
 from mb_data.t5.span_corruption import SpanSizes
 
 Tokens = NDArray[np.int64]
@@ -95,7 +95,7 @@ class T5Dataset:
         seed: Seed of the positions of spans.
 
     Raises:
-        ValueError: A sequence is too short, or there are too few sentinels.
+        DatasetError: A sequence is too short, or there are too few sentinels.
         TokenizerError: On access to a sample: its text has a token id that is not smaller than all sentinels. The check
             takes one maximum over the text.
     """
@@ -116,7 +116,7 @@ class T5Dataset:
             have < need
             for have, need in zip((seq_length, decoder_seq_length, len(sentinels)), needs, strict=True)
         ):
-            raise ValueError(
+            raise DatasetError(
                 f"T5Dataset: seq_length={seq_length}, decoder_seq_length={decoder_seq_length}, {len(sentinels)} "
                 f"sentinels, but a text of {sizes.tokens} tokens requires {needs}; nothing is truncated. Increase "
                 "them, or shorten the text."

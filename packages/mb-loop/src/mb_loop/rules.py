@@ -1,6 +1,6 @@
 """Rules on the settings of the loop, checked before launch. Standard library only."""
 
-from mb_schema.rule_kinds import assigned, in_range, model_rule, no_effect, train_rule
+from mb_schema.rule_kinds import SET, assigned, excludes, in_range, model_rule, no_effect, train_rule
 from mb_schema.rules import Rule, rules_in
 
 
@@ -72,6 +72,18 @@ RULES: tuple[Rule, ...] = (
         fix="Set train.early_stop_patience.",
         fails={"train.early_stop_metric": "accuracy"},
         passes={"train.early_stop_patience": 3},
+    ),
+    excludes(
+        "LP08",
+        {
+            "train.early_stop_metric": "lm loss",
+            "train.early_stop_patience": SET,
+            "validation.multiple_validation_sets": True,
+        },
+        why="the metrics of several sets end with the name of the set, and the first evaluation would have no such one",
+        fix='Name one, such as train.early_stop_metric="lm loss SET".',
+        fails={"train.early_stop_patience": 3},
+        passes={"train.early_stop_metric": "lm loss code"},
     ),
     in_range("LP07", "train.early_stop_min_delta", 0, why="it is the size of a change"),
 )

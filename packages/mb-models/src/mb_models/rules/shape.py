@@ -9,6 +9,7 @@ from mb_schema.rule_kinds import model_rule
 from mb_schema.rules import Rule, rules_in
 
 UNSUPPORTED_FIELDS = {
+    "cache_mla_latents": "it is a cache of generation, with which latent attention rejects training",
     "experimental_attention_variant": "its layers need a separate block specification",
     "heterogeneous_block_specs": "layers of different shapes need a separate configuration class",
     "is_hybrid_model": "hybrid models are another class",

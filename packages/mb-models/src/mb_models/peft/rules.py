@@ -3,6 +3,7 @@
 from functools import partial
 
 from mb_models.peft.config import CanonicalLoRA
+from mb_schema.cuda_graphs import FULL_ITERATION, captures_full_iteration
 from mb_schema.rule_kinds import config_rule, excludes, in_range, section_rule
 from mb_schema.rules import Rule
 
@@ -60,6 +61,33 @@ def _rank_of_experts(normalize_moe_lora, dim, model__num_moe_experts, model__moe
         if per_token and dim % per_token
         else None
     )
+
+
+@peft_rule(
+    "PE09",
+    why="random numbers inside a graph cannot be reproduced for recomputation: gradients would belong to other dropout "
+    "masks than the loss",
+    fix="Set peft.dropout=0, or model.cuda_graph_impl=none.",
+    fails={
+        "dropout": 0.1,
+        "model__cuda_graph_impl": FULL_ITERATION,
+        "model__recompute_granularity": "selective",
+        "model__recompute_modules": ["mlp"],
+    },
+    passes={"model__recompute_modules": ["core_attn"]},
+)
+def _recomputed_in_graph(
+    dropout,
+    model__cuda_graph_impl,
+    model__cuda_graph_modules,
+    model__recompute_granularity,
+    model__recompute_modules,
+):
+    adapted = {"mlp", "moe"} & {*(model__recompute_modules or ())}
+    recomputed = model__recompute_granularity == "full" or (model__recompute_granularity and adapted)
+    if dropout and recomputed and captures_full_iteration(model__cuda_graph_impl, model__cuda_graph_modules):
+        return f"{dropout} is repeated inside a captured graph (recompute_granularity={model__recompute_granularity})"
+    return None
 
 
 _FUSED = {"linear_qkv", "linear_q", "linear_k", "linear_v"}
@@ -130,6 +158,7 @@ RULES: tuple[Rule, ...] = (
     _both_factors_zero,
     _rate_not_positive,
     _rank_of_experts,
+    _recomputed_in_graph,
     _canonical_with_shared_groups,
     _adapters_without_weights,
 )

@@ -205,6 +205,30 @@ def _dropout_recomputed_in_graph(
 
 
 @model_rule(
+    "G60",
+    why="random numbers inside a graph cannot be reproduced for recomputation: gradients would belong to other dropout "
+    "masks than the loss",
+    fix="Set hidden_dropout and attention_dropout to 0, or cuda_graph_impl=none.",
+    fails={
+        "recompute_granularity": "full",
+        "cuda_graph_impl": FULL_ITERATION,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.0,
+    },
+    passes={"hidden_dropout": 0.0},
+)
+def _dropout_of_complete_layers_recomputed_in_graph(
+    recompute_granularity, cuda_graph_impl, cuda_graph_modules, hidden_dropout, attention_dropout
+):
+    """Add to K35, Megatron's condition, what it has for selective recomputation alone."""
+    if recompute_granularity != "full" or not captures_full_iteration(cuda_graph_impl, cuda_graph_modules):
+        return None
+    if not (hidden_dropout or attention_dropout):
+        return None
+    return f"repeats dropout (hidden {hidden_dropout}, attention {attention_dropout}) inside a captured graph"
+
+
+@model_rule(
     "G37",
     why="the host reads the number of tokens of each expert, which a graph does not support, unless it is fixed",
     fix="Set moe_token_dispatcher_type=alltoall, moe_expert_capacity_factor and "

@@ -103,7 +103,7 @@ def test_a_complete_run_is_left_alone(overrides, straight, capsys):
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_killed_in_its_last_evaluation_says_how_to_repeat_it(overrides, straight, tmp_path, capsys):
+def test_a_run_killed_in_its_last_evaluation_prints_how_to_repeat_it(overrides, straight, tmp_path, capsys):
     """A killed process leaves no event after the last save, as a run that has ended does."""
     missing, run = "the evaluation after training may be missing", shutil.copytree(straight, tmp_path / "run")
     train_here(overrides, run)

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+import mb_guard
 from mb_host.megatron.layers import host_block_spec
 from mb_models import (
     GPTModelConfig,
@@ -14,6 +15,7 @@ from mb_models import (
     transformer_engine_spec,
     wrap_ddp,
 )
+from mb_models.errors import ModelConfigError
 from mb_models.provider import ModelProvider
 
 CPU = torch.device("cpu")
@@ -121,6 +123,18 @@ def test_the_formula_counts_latent_attention_and_multi_token_prediction(tiny, gr
 def test_local_layers_do_not_support_latent_attention(tiny, groups):
     with pytest.raises(ValueError, match="multi_latent_attention: True is not supported"):
         provider(tiny, **LATENT).provide_chunks(groups)
+
+
+def test_a_yarn_that_rotates_whole_heads_is_rejected(tiny, groups):
+    yarn = {"position_embedding_type": "yarn", "rotary_percent": 0.5}
+    provider(tiny, **yarn).provide_chunks(groups)
+    with (
+        mb_guard.without("yarn-rotates-whole-heads"),
+        pytest.raises(
+            ModelConfigError, match=r"rotary_percent: is 0\.5, but YaRN rotates .* mb_guard\.install"
+        ),
+    ):
+        provider(tiny, **yarn).provide_chunks(groups)
 
 
 def test_mtp_layers_on_a_stage_without_layers_are_like_the_last_layer(tiny):

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mb_models.config import GPTModelConfig
+from mb_models.errors import ModelConfigError
 from mb_models.gpt.layer_variants import (
     apply_layer_variants,
     scale_embedding,
@@ -65,6 +66,8 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             rope_scaling_factor=config.rope_scaling_factor,
             vp_stage=vp_stage,
         )
+        if config.position_embedding_type == "yarn":
+            _require_partial_rotation(chunk, config.rotary_percent)
         if config.rotary_base_local is not None:
             use_local_rotation(chunk, config, groups=groups)
         if config.embedding_multiplier != 1.0:
@@ -107,3 +110,16 @@ class GPTModelProvider(ModelProvider[GPTModelConfig, LayerSpec, GPTModel]):
             previous = None if vp_stage is None else position // stages
             layers = self._layer_spec(self.transformer, vp_stage=previous, pp_rank=position % stages)
         return layers
+
+
+def _require_partial_rotation(chunk: GPTModel, share: float) -> None:
+    """Reject a Megatron Core whose YaRN rotates whole heads, whatever the share of them is."""
+    width, rotated = int(chunk.config.kv_channels * share), chunk.rotary_pos_emb.dim
+    if rotated != width:
+        raise ModelConfigError(
+            [
+                f"model.rotary_percent: is {share}, but YaRN rotates {rotated} channels of a head instead of {width}, "
+                "because this Megatron Core ignores it. Call mb_guard.install() (package mb-guard) before Megatron "
+                "Core is imported, or set rotary_percent=1."
+            ]
+        )

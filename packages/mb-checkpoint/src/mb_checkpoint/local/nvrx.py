@@ -27,6 +27,7 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.formats.trust import is_trusted
 from mb_checkpoint.formats.unpickling import reject_code, weights_only
 from mb_checkpoint.local.state import LocalState
+from mb_checkpoint.megatron.plan import pieces_without_data
 from mb_checkpoint.save.device_sync import wait_for_current_device
 
 _CLASSES = [MCoreTensorAwareStateDict, ShardedObject, ShardedTensor]
@@ -108,7 +109,7 @@ class LocalStore:
         self._manager.forget()
         for unfinished in self._manager.local_ckpt_dir.glob("*.dirty.pt"):
             unfinished.unlink()  # of an interrupted save; the library rejects an existing name
-        pieces = [part.without_data() for part in nested_values(state) if isinstance(part, ShardedTensor)]
+        pieces = pieces_without_data(state)
         if any_rank(pieces != self._pieces):  # the distribution has a rank for each tensor of an earlier save
             self._pieces, self._distribution = pieces, None
         aware, self._distribution = MCoreTensorAwareStateDict.from_state_dict(

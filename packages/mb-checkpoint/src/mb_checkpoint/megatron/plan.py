@@ -11,6 +11,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.exchange_utils import determine_main_replica_uniform_distribution
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     distribute_main_replicas_with_precomputed_distribution,
@@ -70,8 +71,12 @@ class TorchDistSavePlanner:
 
 
 def pieces_without_data(state: Any) -> list[Any]:
-    """Return the pieces of this rank without their values, to be compared with those of another save."""
-    return [part.without_data() for part in nested_values(state)]
+    """Return the tensors and objects of this rank without their values, to be compared with those of another save."""
+    return [
+        part.without_data()
+        for part in nested_values(state)
+        if isinstance(part, ShardedTensor | ShardedObject)
+    ]
 
 
 @contextmanager

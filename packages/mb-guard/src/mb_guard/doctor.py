@@ -1,4 +1,4 @@
-"""`diagnose`: versions, machine, lost fast paths and faults, with one verdict.
+"""Diagnosis of this machine: versions, hardware, lost fast paths and faults, with one verdict.
 
 1. Facts are read without importing a library (`machine`, `versions`, `fast_paths`), torch's in a process of its own
    (`probe`).

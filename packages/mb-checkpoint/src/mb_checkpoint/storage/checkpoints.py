@@ -8,7 +8,7 @@ A checkpoint has a folder of its own, `iter_0000100.<run>.<hash of its manifest>
   compared. Two processes that copy the same checkpoint do not disturb each other.
 * The manifest has a hash of itself, and the checksums of all files: a file that appears in parts is detected.
 * `latest.json` and the manifest are read by name. A listing that lags can hide only older checkpoints.
-* A storage belongs to one run, see `storage_owner`. Folders of other runs are neither read nor deleted.
+* A storage belongs to one run, see `owner`. Folders of other runs are neither read nor deleted.
 * Before a checkpoint is deleted, the newer copy is read back, and its checksums and listed sizes are compared.
 
 Checkpoints are deleted in the opposite order: the manifest first.

@@ -22,7 +22,7 @@ NEXT_STEP = "Check the address, the credentials and the network, or leave the st
 class Storage(Protocol):
     """Files by name, where a file that `put` has returned for is durable.
 
-    Neither an atomic `put` nor an up-to-date `sizes` is required: see `storage_checkpoints` for what the commit relies
+    Neither an atomic `put` nor an up-to-date `sizes` is required: see `checkpoints` for what the commit relies
     on. Names are relative, with forward slashes. All methods raise StorageError.
     """
 

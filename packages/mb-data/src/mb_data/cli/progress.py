@@ -26,5 +26,5 @@ def progress_bar(label: str) -> Iterator[Progress]:
 
 
 def print_result(result: object, *, as_json: bool, lines: Sequence[str]) -> None:
-    """Print `found` as JSON if `as_json`, otherwise the lines."""
+    """Print `result` as JSON if `as_json`, otherwise the lines."""
     print(json.dumps(result, indent=1) if as_json else "\n".join(lines))

@@ -17,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
-from tiny_gpt import LENGTH, batch, forward_step, gpt, rows, start
+from tiny_gpt import LENGTH, batch, forward_step, gpt, gradients, relative, rows, start
 
 import mb_guard
 
@@ -61,9 +61,14 @@ def accumulate(wrapped: Any, microbatches: int) -> None:
     )
 
 
-def fsdp_gradient(strategy: str, microbatches: int, scale: float) -> torch.Tensor:
-    """Return the gradients of a rank whose weights have no copy, and whose loss has a share in that of all ranks."""
+def fsdp_error(fault: str | None, strategy: str, scale: float, communicated: str | None) -> float:
+    """Return how far the gradient of two microbatches is from `scale` times that of DistributedDataParallel.
+
+    The rank has no other of its data-parallel group, as experts where expert parallelism takes all of them.
+    """
     start()
+    whole = batch(torch.ones(2, LENGTH))
+    plain = gradients(gpt(), [rows(whole, index) for index in range(2)])
     model = gpt()
     ddp = DistributedDataParallelConfig(
         use_megatron_fsdp=True,
@@ -71,23 +76,26 @@ def fsdp_gradient(strategy: str, microbatches: int, scale: float) -> torch.Tenso
         overlap_grad_reduce=True,
         overlap_param_gather=True,
         data_parallel_sharding_strategy=strategy,
+        megatron_fsdp_grad_comm_dtype=communicated and getattr(torch, communicated),
     )
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    wrapped = FullyShardedDataParallel(
-        config=model.config, ddp_config=ddp, module=model, pg_collection=groups
-    )
-    stored = wrapped.module.param_and_grad_buffer.parameter_groups
-    buffers = [each.main_grad_buffer for each in stored if each.main_grad_buffer is not None]
+    with mb_guard.without(fault) if fault else nullcontext():
+        wrapped = FullyShardedDataParallel(
+            config=model.config,
+            ddp_config=ddp,
+            module=model,
+            pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
+        )
+    stored = wrapped.module.param_and_grad_buffer
+    buffers = [each.main_grad_buffer for each in stored.parameter_groups if each.main_grad_buffer is not None]
     for buffer in buffers:
         buffer.gradient_scaling_factor = scale  # as Megatron-FSDP sets it for experts
-    accumulate(wrapped, microbatches)
-    return torch.cat([buffer.data.flatten().clone() for buffer in buffers])
-
-
-def fsdp_scaling_error(strategy: str, microbatches: int) -> float:
-    """Return how far the gradient with a scale of 1/2 is from half of the gradient without."""
-    right = fsdp_gradient(strategy, microbatches, 1.0) / 2
-    return float((fsdp_gradient(strategy, microbatches, 0.5) - right).norm() / right.norm())
+    accumulate(wrapped, 2)
+    found = {
+        stored.param_to_name[parameter].removeprefix("module."): buffer.get_item(number).view(parameter.shape)
+        for buffer in buffers
+        for parameter, number in buffer.param_idx.items()
+    }
+    return relative(found, {name: scale * value for name, value in plain.items()})
 
 
 def reduction_error(fault: str | None) -> float:

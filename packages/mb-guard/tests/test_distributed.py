@@ -8,12 +8,17 @@ def test_a_model_is_freed(fault, run_case):
     assert run_case("case_distributed.py", "is_leaked", fault) == [fault is not None]
 
 
-def test_fsdp_scales_a_sum_of_microbatches_again(run_case):
-    def error(strategy, microbatches):
-        return run_case("case_distributed.py", "fsdp_scaling_error", strategy, microbatches)[0]
+def test_fsdp_adds_up_the_gradients_of_a_group_of_one_rank(run_case):
+    fault = "fsdp-accumulates-wrongly-on-one-rank"
 
-    assert error("optim_grads_params", 1) == error("optim", 2) == 0
-    assert error("optim_grads_params", 2) > 0.2, "0: delete the record"
+    def error(*values):
+        return run_case("case_distributed.py", "fsdp_error", *values)[0]
+
+    for strategy in ("optim", "optim_grads", "optim_grads_params"):
+        assert error(None, strategy, 0.5, None) < 1e-6
+        assert error(None, strategy, 1.0, "bfloat16") < 0.01
+    assert error(fault, "optim_grads_params", 0.5, None) > 0.2
+    assert error(fault, "optim_grads_params", 1.0, "bfloat16") > 1
 
 
 def test_each_model_reduces_as_configured(run_case):

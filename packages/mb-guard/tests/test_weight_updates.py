@@ -54,20 +54,6 @@ def test_a_rank_clips_its_own_heads(run_case):
             {"qk_clip": True},
         ),
         (
-            "fsdp-scales-experts-per-microbatch",
-            {
-                "use_megatron_fsdp": True,
-                "expert_model_parallel_size": 2,
-                "data_parallel_sharding_strategy": "optim_grads_params",
-            },
-            {
-                "use_megatron_fsdp": True,
-                "expert_model_parallel_size": 2,
-                "data_parallel_sharding_strategy": "optim_grads_params",
-                "calculate_per_token_loss": True,
-            },
-        ),
-        (
             "expert-padding-too-short",
             {
                 "moe_router_padding_for_quantization": True,

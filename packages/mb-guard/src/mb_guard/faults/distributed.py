@@ -4,6 +4,7 @@ import weakref
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch, Settings, around
+from mb_guard.faults.rewriting import rewritten
 
 
 @around
@@ -37,28 +38,48 @@ def reduce_as_configured(start: Function, self: Any, *args: Any, **kwargs: Any) 
     start(self, *args, **kwargs)
 
 
-def _experts_without_copies_possible(settings: Settings) -> bool:
-    return (
-        bool(settings.use_megatron_fsdp)
-        and (settings.expert_model_parallel_size or 1) > 1
-        and settings.data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params")
-        and not settings.calculate_per_token_loss
+def add_up_reduced_gradients(init_buffers: Function) -> Function:
+    """Add the reduced gradient of each microbatch to the sum also where a data-parallel group has one rank.
+
+    Megatron-FSDP reduces the sum itself there, again with each microbatch.
+    """
+    return rewritten(
+        init_buffers,
+        (
+            "is_data_distributed=is_grad_buffer_distributed and main_buf_dp_group.size() > 1,",
+            "is_data_distributed=is_grad_buffer_distributed,",
+        ),
+    )
+
+
+def _shards_gradients(settings: Settings) -> bool:
+    return bool(settings.use_megatron_fsdp) and settings.data_parallel_sharding_strategy in (
+        "optim_grads",
+        "optim_grads_params",
     )
 
 
 FAULTS = (
     Fault(
-        id="fsdp-scales-experts-per-microbatch",
+        id="fsdp-accumulates-wrongly-on-one-rank",
         effect="wrong number",
-        summary="Megatron-FSDP with sharded gradients scales the sum of gradients of experts again in each microbatch, "
-        "where expert parallelism takes all data-parallel ranks, so that experts have no copies.",
-        shows="Silent. Two microbatches with gradients a and b on EP = DP = 2: a/4 + b/2 instead of (a + b)/2, 34 % "
-        "off, and a gradient norm that is too small.",
-        action="warn",
-        test="packages/mb-guard/tests/test_distributed.py::test_fsdp_scales_a_sum_of_microbatches_again",
-        met=_experts_without_copies_possible,
-        advice="If expert_model_parallel_size is the data-parallel size: set calculate_per_token_loss=true, which "
-        "scales once, or data_parallel_sharding_strategy=optim.",
+        summary="Megatron-FSDP with sharded gradients reduces the sum of gradients again in each microbatch where a "
+        "data-parallel group has one rank, as for experts where expert parallelism takes all data-parallel ranks: it "
+        "scales the sum again, and doubles it with megatron_fsdp_grad_comm_dtype.",
+        shows="Silent. Two microbatches with gradients a and b: experts on EP = DP = 2 have a/4 + b/2 instead of "
+        "(a + b)/2, 34 % off; with gradients sent in bfloat16, 4a + 2b instead of a + b.",
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/issues/6660",
+        test="packages/mb-guard/tests/test_distributed.py::test_fsdp_adds_up_the_gradients_of_a_group_of_one_rank",
+        met=_shards_gradients,
+        patches=(
+            Patch(
+                wrap=add_up_reduced_gradients,
+                module="megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer",
+                target="ParamAndGradBuffer._init_each_parameter_group_buffers",
+                sources=("948b28776f579c8f",),
+            ),
+        ),
     ),
     Fault(
         id="weak-backward-hooks",

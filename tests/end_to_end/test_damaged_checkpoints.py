@@ -181,3 +181,9 @@ def test_a_run_whose_disk_is_lost_resumes_from_the_storage(words, base, tmp_path
     assert f"resumed from {run}/checkpoints/iter_{copied:07d} at step {copied}" in printed
     assert losses(run) == {step: losses(base)[step] for step in range(copied + 1, 7)}
     assert next(storage.glob("iter_0000006.*"), None) is not None
+    remove(next(storage.glob("iter_0000006.*")))  # as a process that was killed before its copy had ended
+    (storage / "latest.json").unlink()
+    assert not train_here(words, run).saved
+    assert next(storage.glob("iter_0000006.*"), None) is not None
+    printed = capsys.readouterr().out
+    assert printed.index("copied iter_0000006") < printed.index("the run is complete (6 steps)")

@@ -58,7 +58,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("cut", [None, 2, 4])
-def test_a_run_stops_by_the_losses_of_the_complete_one_and_keeps_the_best(whole, tmp_path, cut):
+def test_a_run_stops_by_the_losses_of_the_complete_one_and_keeps_the_best(whole, tmp_path, cut, capsys):
     step, best = stop_of(validation_losses(whole), patience=1)
     assert step < 16
     words = [
@@ -85,6 +85,13 @@ def test_a_run_stops_by_the_losses_of_the_complete_one_and_keeps_the_best(whole,
     assert (out / "checkpoints" / "best").resolve().name == f"iter_{best:07d}"
     again = runs.train_here(words, out)
     assert (again.reason, again.step, again.saved) == ("early_stop", step, False)
+    missing = "the evaluation after training may be missing"
+    assert missing not in capsys.readouterr().out
+    lines = (out / "events.jsonl").read_text().splitlines(keepends=True)
+    last_save = max(number for number, line in enumerate(lines) if '"save"' in line)
+    (out / "events.jsonl").write_text("".join(lines[: last_save + 1]))  # as of a killed process
+    assert runs.train_here(words, out).reason == "early_stop"
+    assert missing in capsys.readouterr().out
 
 
 class Counter(Callback):

@@ -39,6 +39,7 @@ from mb_checkpoint.storage.checkpoints import (
     set_latest,
     upload_share,
 )
+from mb_checkpoint.storage.mirror import complete_storage
 from mb_checkpoint.storage.owner import claim_storage
 from mb_checkpoint.storage.storage import open_storage
 from mb_checkpoint.storage.uploader import Destination, StorageUploader, UploadRanks
@@ -291,6 +292,31 @@ def test_a_copy_that_was_killed_is_made_by_the_next_run(tmp_path):
     run(tmp_path / "run", address, steps=2, log=lines)
     assert steps(open_storage(address)) == [2]
     assert lines[-1].startswith("copied iter_0000002") or lines.of("copied iter_0000002")
+
+
+def test_a_complete_run_copies_its_last_checkpoint_once(tmp_path):
+    """A process that is killed after the last save, before the copy has ended, leaves nothing to train."""
+    address, folder, lines = str(tmp_path / "storage"), tmp_path / "run", Lines()
+    run(folder, address, steps=1, log=print)
+    run(folder, None, steps=3, log=print)
+    section = CheckpointConfig(save=str(folder), storage=address, most_recent_k=1)
+    for _ in range(2):
+        complete_storage(section, folder / "iter_0000003", log=lines)
+    assert steps(open_storage(address)) == [3]
+    assert len(lines.of("copied iter_0000003")) == len(lines.of("copied")) == 1
+    complete_storage(section, tmp_path / "elsewhere" / "iter_0000009", log=lines)
+    complete_storage(CheckpointConfig(save=str(folder)), folder / "iter_0000003", log=lines)
+    assert len(lines.of("copied")) == 1
+
+
+def test_a_run_that_resumes_an_older_step_copies_it_if_the_storage_lacks_it(tmp_path):
+    """Of several checkpoints that wait for a copy the newest is copied, and `ckpt_step` names one of the others."""
+    address, folder = str(tmp_path / "storage"), tmp_path / "run"
+    run(folder, None, steps=3, log=print)
+    run(folder, address, steps=3, log=print)
+    assert steps(open_storage(address)) == [3]
+    run(folder, address, steps=2, log=print, ckpt_step=2)
+    assert find_stored(open_storage(address)).step == 2
 
 
 def test_a_run_that_resumes_an_older_step_records_it_in_the_storage(tmp_path):

@@ -46,6 +46,7 @@ from mb_resilience.trainer_api import (
     build_straggler_detectors,
     restart_fields,
 )
+from mb_trainer.run.complete_run import EVALUATE, missing_evaluation
 from mb_trainer.run.data import batch_form
 from mb_trainer.run.folder_locks import FolderLocks
 from mb_trainer.run.preflight import first_gpu
@@ -111,6 +112,8 @@ class Run:
     def train_and_evaluate(self, summary: RunSummary, locks: FolderLocks | None) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
         config = self.job.config
+        # Read before this start is recorded. Of a run that stopped early, whose last step has no other sign of its end.
+        missing = None if self.early_stopping is None else missing_evaluation(self.job)
         with ExitStack() as stack:
             # First, and so closed last: a signal that arrives while metrics are written does not end the process.
             stops = stack.enter_context(self.stop_requests())
@@ -158,9 +161,10 @@ class Run:
                 if stops.evaluation_stopped:
                     # The run is complete: the same command does not evaluate it again.
                     self.console.print(
-                        "evaluation after training: given up, because the run was to stop; "
-                        f"mb eval {self.job.folder.path} prints the validation losses"
+                        f"evaluation after training: given up, because the run was to stop; {EVALUATE}"
                     )
+            elif outcome.reason == "early_stop" and missing is not None:
+                self.console.print(missing)
         return outcome
 
     def evaluate_only(self, summary: RunSummary) -> TrainOutcome:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.save.exported_weights import hugging_face_copies as hugging_face_copies
     from mb_checkpoint.state.dataloader import warn_without_position as warn_without_position
     from mb_checkpoint.state.position_copies import position_callbacks as position_callbacks
+    from mb_checkpoint.storage.mirror import complete_storage as complete_storage
     from mb_checkpoint.storage.run_config import StoredRunConfig as StoredRunConfig
     from mb_checkpoint.storage.run_config import stored_run_config as stored_run_config
 

@@ -11,6 +11,7 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.context import LoadedCheckpoint
 from mb_checkpoint.errors import DamagedCheckpointError, NoIntactCheckpointError, StorageError
 from mb_checkpoint.formats.foreign import is_same_folder
+from mb_checkpoint.formats.layout import step_of
 from mb_checkpoint.load.select import select_checkpoint
 from mb_checkpoint.storage.checkpoints import (
     StoredCheckpoint,
@@ -131,10 +132,31 @@ class StorageMirror:
                 "its checkpoints would replace those of another run. Choose another URL, or, to continue from an older "
                 "step, set checkpoint.load to the folder of checkpoint.save and name checkpoint.ckpt_step."
             )
-        if latest is not None and latest > step:
-            stored = find_stored(self._storage, step=step)
+        if latest is None or latest < step:
+            return False
+        stored = find_stored(self._storage, step=step)
+        if latest > step:
             set_latest(self._storage, step=step, folder=None if stored is None else stored.folder)
-        return latest is not None and latest >= step
+        return stored is not None
+
+    def complete(self, last: Path) -> None:
+        """Copy the last checkpoint of a complete run, if the storage lacks it, and wait for the copy. Collective.
+
+        Does nothing if the checkpoint is in another folder than that of the run.
+
+        Raises:
+            StorageError: The storage could not be read, or belongs to another run.
+        """
+        if not is_same_folder(str(last.parent), str(self._root)):
+            return
+        self._claim()
+        if on_rank_zero(lambda: self._lacks(step_of(last) or 0)):
+            self.on_saved(last)
+            self.finish()
+
+    def _lacks(self, step: int) -> bool:
+        newest = find_stored(self._storage)
+        return newest is None or newest.step < step
 
     def on_saved(self, path: Path) -> None:
         """Copy a committed checkpoint in the background if it is a persistent one of this run. For all ranks."""
@@ -166,6 +188,15 @@ class StorageMirror:
         except (DamagedCheckpointError, FileNotFoundError):
             return stored
         return stored if local_checkpoint is None or (local_checkpoint.step or 0) < stored.step else None
+
+
+def complete_storage(config: CheckpointConfig, last: Path, *, log: Callable[[str], object]) -> None:
+    """Copy the last checkpoint of a complete run to `checkpoint.storage`, if its copy was interrupted. Collective.
+
+    Arguments and errors as `StorageMirror` and its `complete`; without a storage, nothing is done.
+    """
+    if config.storage is not None:
+        StorageMirror(config, log=log).complete(last)
 
 
 def _ranks(name: str) -> UploadRanks | None:

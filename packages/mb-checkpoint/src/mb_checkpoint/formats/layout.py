@@ -62,6 +62,11 @@ def step_of(directory: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def has_local_checkpoint(root: Path) -> bool:
+    """Return whether the disk of this node has a local checkpoint of nvidia-resiliency-ext, complete or not."""
+    return next(root.rglob("iter_*_local.pt"), None) is not None
+
+
 def staging_directory(root: Path, step: int, attempt: str) -> Path:
     """Return the folder in which a step is written until it is complete; hidden, so that `iter_*` does not match it.
 

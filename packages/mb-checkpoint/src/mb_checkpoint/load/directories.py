@@ -30,10 +30,10 @@ def weight_directories(weights: Path) -> list[Path]:
         return []
 
 
-def resumable_directories(config: CheckpointConfig) -> list[Path]:
+def resumable_directories(config: CheckpointConfig, *, persistent: bool = False) -> list[Path]:
     """Return the checkpoints that a run can resume from and all nodes see, newest first; none for a fresh run.
 
-    A folder that cannot be read has none; the load reports the reason.
+    A folder that cannot be read has none; the load reports the reason. `persistent`: without non-persistent ones.
     """
     if config.load is None or config.finetune:
         return []
@@ -41,7 +41,7 @@ def resumable_directories(config: CheckpointConfig) -> list[Path]:
     try:
         if is_iteration_directory(load):
             return [load]
-        roots = (load, *non_persistent_roots(config))
+        roots = (load, *([] if persistent else non_persistent_roots(config)))
         step_folders = [item for root in roots for item in steps_in(root).items()]
     except OSError:
         return []

@@ -11,13 +11,13 @@ from typing import Literal
 
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.formats.layout import (
-    is_iteration_directory,
+    has_local_checkpoint,
     non_persistent_roots,
     step_of,
-    steps_in,
     why_not_a_checkpoint,
 )
 from mb_checkpoint.load.ckpt_step import start_fields
+from mb_checkpoint.load.directories import resumable_directories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,22 +91,17 @@ def complete_message(
 
 
 def _newest_step(section: CheckpointConfig, *, persistent: bool = False) -> int | None:
-    """Return the highest step that a load could select; None if there is none or the folder cannot be read.
+    """Return the highest step that a load could select, or `ckpt_step`; None if there is none.
 
     `persistent`: without those of non-persistent checkpoints.
     """
-    if section.load is None or section.finetune:
-        return None
-    load = Path(section.load)
-    try:
-        if is_iteration_directory(load):
-            return step_of(load)
-        if section.ckpt_step is not None:
-            return section.ckpt_step
-        roots = (load, *([] if persistent else non_persistent_roots(section)))
-        return max((step for root in roots for step in steps_in(root)), default=None)
-    except OSError:
-        return None
+    folders = resumable_directories(section, persistent=persistent)
+    loads = section.load is not None and not section.finetune
+    if (
+        loads and section.ckpt_step is not None and Path(str(section.load)) not in folders
+    ):  # not one that is named
+        return section.ckpt_step
+    return max((step for folder in folders if (step := step_of(folder)) is not None), default=None)
 
 
 def _has_checkpoint(section: CheckpointConfig) -> bool:
@@ -122,7 +117,7 @@ def _has_checkpoint(section: CheckpointConfig) -> bool:
     local = section.non_persistent_local_ckpt_dir
     if section.non_persistent_ckpt_type != "local" or local is None:
         return False
-    return next(Path(local).rglob("iter_*_local.pt"), None) is not None
+    return has_local_checkpoint(Path(local))
 
 
 def _why_mixed(section: CheckpointConfig) -> str | None:

@@ -27,7 +27,7 @@ from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.formats.trust import is_trusted
 from mb_checkpoint.formats.unpickling import reject_code, weights_only
 from mb_checkpoint.local.state import LocalState
-from mb_checkpoint.megatron.plan import pieces_without_data
+from mb_checkpoint.megatron.pieces import pieces_without_data
 from mb_checkpoint.save.device_sync import wait_for_current_device
 
 _CLASSES = [MCoreTensorAwareStateDict, ShardedObject, ShardedTensor]

@@ -22,6 +22,7 @@ from megatron.core.dist_checkpointing.validation import validate_sharding_integr
 from mb_checkpoint.collectives import gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.formats.unpickling import weights_only
 from mb_checkpoint.load.verified_reads import IN_MODEL, VerifiedReads
+from mb_checkpoint.megatron.pieces import pieces_without_data
 
 
 class _ReadOnAllRanks(TorchDistLoadShardedStrategy):  # type: ignore[misc]  # Megatron has no types
@@ -75,7 +76,7 @@ class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # M
     ) -> dict[Any, Any]:
         """Read a sharded state dict. Collective over all ranks."""
         if self._validate:
-            pieces = gather_on_rank_zero([part.without_data() for part in nested_values(sharded_state_dict)])
+            pieces = gather_on_rank_zero(pieces_without_data(sharded_state_dict))
             on_rank_zero(lambda: validate_sharding_integrity(pieces))
         if self.parallelization_group is None:
             own: dict[Any, Any] = self.base_strategy.load(sharded_state_dict, checkpoint_dir, async_strategy)

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.exchange_utils import determine_main_replica_uniform_distribution
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     distribute_main_replicas_with_precomputed_distribution,
@@ -29,6 +27,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from mb_checkpoint.collectives import any_rank, gather_on_rank_zero, host_group, on_rank_zero
 from mb_checkpoint.mcore import quiet
+from mb_checkpoint.megatron.pieces import pieces_without_data
 from mb_checkpoint.save.planner import WritePlan, split_by_size
 from mb_checkpoint.save.writing import DataFile, Piece
 
@@ -68,15 +67,6 @@ class TorchDistSavePlanner:
                 content_metadata=metadata,
             )
         return plan
-
-
-def pieces_without_data(state: Any) -> list[Any]:
-    """Return the tensors and objects of this rank without their values, to be compared with those of another save."""
-    return [
-        part.without_data()
-        for part in nested_values(state)
-        if isinstance(part, ShardedTensor | ShardedObject)
-    ]
 
 
 @contextmanager

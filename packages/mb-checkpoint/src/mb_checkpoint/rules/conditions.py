@@ -9,6 +9,7 @@ from mb_checkpoint.errors import StorageError
 from mb_checkpoint.formats.foreign import is_same_folder, why_no_source
 from mb_checkpoint.formats.layout import (
     NON_PERSISTENT,
+    has_local_checkpoint,
     is_iteration_directory,
     steps_in,
     why_not_a_checkpoint,
@@ -116,7 +117,7 @@ def load_has_checkpoint(
     of_this_node = (
         non_persistent_ckpt_type == "local"
         and non_persistent_local_ckpt_dir
-        and next(Path(non_persistent_local_ckpt_dir).rglob("iter_*_local.pt"), None)
+        and has_local_checkpoint(Path(non_persistent_local_ckpt_dir))
     )
     return None if of_this_node else reason
 

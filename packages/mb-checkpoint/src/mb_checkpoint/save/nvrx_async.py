@@ -22,7 +22,7 @@ from mb_checkpoint.collectives import any_rank, host_group
 from mb_checkpoint.config import CheckpointConfig
 from mb_checkpoint.errors import cause_of
 from mb_checkpoint.mcore import quiet
-from mb_checkpoint.megatron.plan import pieces_without_data
+from mb_checkpoint.megatron.pieces import pieces_without_data
 from mb_checkpoint.save.background_writer import BackgroundWriter
 from mb_checkpoint.save.device_sync import wait_for_current_device
 from mb_checkpoint.save.planner import WritePlan

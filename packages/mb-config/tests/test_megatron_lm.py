@@ -140,12 +140,17 @@ def test_settings_of_cuda_graphs_that_contradict_each_other(flags, message):
 
 
 def test_flags_that_megatron_would_not_read_are_listed():
-    flags = "--num-query-groups 2 --sequence-parallel --fim-rate 0.3 --use-pytorch-profiler"
+    flags = (
+        "--num-query-groups 2 --sequence-parallel --fim-rate 0.3 --use-pytorch-profiler --cp-comm-type a2a "
+        "--mock-data --split 900,100,0"
+    )
     assert converted(flags).dropped == {
         "--num-query-groups": "has no effect in Megatron-LM without --group-query-attention",
         "--sequence-parallel": "has no effect in Megatron-LM without tensor parallelism",
         "--fim-rate": "has no effect in Megatron-LM without --fim-data",
         "--use-pytorch-profiler": "has no effect in Megatron-LM without --profile",
+        "--cp-comm-type": "has no effect in Megatron-LM without context parallelism",
+        "--split": "has no effect in Megatron-LM with --mock-data, whose splits are of equal size",
     }
 
 

@@ -139,6 +139,10 @@ def _reason_dropped(dest: str, arguments: Arguments) -> str | None:
         return f"has no effect in Megatron-LM without {option_of(needed)}"
     if dest == "sequence_parallel" and arguments["tensor_model_parallel_size"] == 1:
         return "has no effect in Megatron-LM without tensor parallelism"
+    if dest == "cp_comm_type" and arguments["context_parallel_size"] == 1:
+        return "has no effect in Megatron-LM without context parallelism"
+    if dest == "split" and arguments["mock_data"]:
+        return "has no effect in Megatron-LM with --mock-data, whose splits are of equal size"
     reason = reason_of_value(dest, arguments[dest], arguments)
     if reason is not None:
         return reason

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +73,18 @@ def test_a_limit_reached_in_an_evaluation_is_reached_after_the_step():
     del compared[:]
     assert duration.reached_after(1001)
     assert compared == []
+
+
+def test_a_wall_clock_that_is_set_during_a_run_does_not_end_it(monkeypatch):
+    wall, monotonic = [1e9], [50.0]
+    monkeypatch.setattr(time, "time", clock := lambda: wall[0])
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic[0])
+    duration = DurationLimit(minutes=20, clock=clock, start_time=wall[0] - 600)
+    for jump in (86_400, -172_800):
+        wall[0] += jump
+        assert not duration.reached()
+    monotonic[0] += 601
+    assert duration.reached()
 
 
 def test_the_caller_may_limit_the_duration():

@@ -1,5 +1,6 @@
 """Conditions for leaving the training loop before the last step."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class DurationLimit:
 
     Args:
         minutes: limit in minutes.
-        clock: time in seconds.
+        clock: time in seconds; of `time.time` one reading alone is taken, and `time.monotonic` counts from there, so
+            that a wall clock that is set during the run ends no run.
         start_time: start of the job, on `clock`.
         max_across_ranks: maximum of a value over all ranks.
     """
@@ -43,8 +45,8 @@ class DurationLimit:
         max_across_ranks: MaxAcrossRanks = single_process,
     ) -> None:
         self.minutes = minutes
-        self._clock = clock
-        self._start_time = start_time
+        self._clock = time.monotonic if clock is time.time else clock
+        self._start_time = self._clock() - (clock() - start_time)
         self._max_across_ranks = max_across_ranks
         self._last: tuple[int, float] | None = None
         self._next = 0

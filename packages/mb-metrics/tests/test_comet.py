@@ -100,6 +100,34 @@ def test_a_resumed_job_continues_the_same_experiment_without_duplicates(sink, tm
     assert others(later)["mb_metrics.repeated_steps"] == "5 to 7"
 
 
+def test_an_evaluation_that_a_killed_job_has_not_logged_is_logged_by_the_resumed_one(sink, tmp_path):
+    """Its step is logged already, and is not logged again."""
+    first = Metrics([sink(0)], log_interval=1)
+    for step in (1, 2, 3, 4):
+        first.record(step, {"loss": 1.0})
+        if step == 2:
+            first.evaluation(2, {"loss": 5.0})
+    first.close()  # before the evaluation at step 4
+    with Metrics([sink(1)], log_interval=1) as metrics:
+        for step in (2, 3, 4):
+            metrics.record(step, {"loss": 2.0})
+            if step != 3:
+                metrics.evaluation(step, {"loss": 6.0})
+    values = [
+        point
+        for _, messages in archives(tmp_path / "comet")
+        for point in logged(messages)
+        if "loss" in point[1]
+    ]
+    assert [(step, value) for step, name, value in values if name == "loss validation"] == [
+        (2, 5.0),
+        (4, 6.0),
+    ]
+    assert [(step, value) for step, name, value in values if name == "loss"] == [
+        (each, 1.0) for each in (1, 2, 3, 4)
+    ]
+
+
 @pytest.fixture
 def host(tmp_path, sink):
     """The running experiment of a program, with its own metrics."""

@@ -49,6 +49,19 @@ def test_a_run_that_an_exception_ended_is_failed(tmp_path):
     assert compute_run_statistics(read_run(tmp_path), now=BEGIN).warnings == ("The run ended with an error.",)
 
 
+@pytest.mark.parametrize(
+    ("steps", "ended"), [((1, 2), "stopped"), ((1, 2, 3), "finished"), ((9,), "finished")]
+)
+def test_a_run_that_is_left_before_its_last_step_is_stopped(tmp_path, steps, ended):
+    """As by `break`, at the end of the time of a job."""
+    path = tmp_path / "metrics.jsonl"
+    with Metrics([JsonlSink(path)], total_steps=3) as metrics:
+        for step in steps:
+            metrics.record(step, {"loss": 1.0})
+    assert last_line(path)["end"] == state(tmp_path) == ended
+    assert [each["step"] for each in read_jsonl(path)] == list(steps)
+
+
 @pytest.mark.parametrize("seconds", [1, 10_000])
 def test_a_run_without_the_mark_is_not_closed(tmp_path, seconds):
     folder = write_run(tmp_path, steady(1, 3, 1))

@@ -140,6 +140,28 @@ def test_a_resumed_job_continues_the_same_run_without_duplicates(server, client,
     assert run.data.params == {"a": "0", "b": "1", "new0": "1", "new4": "1"}
 
 
+def test_an_evaluation_that_a_killed_job_has_not_logged_is_logged_by_the_resumed_one(
+    server, client, tmp_path
+):
+    """Its step is logged already, and is not logged again."""
+
+    def record_all(steps, evaluated, resume_step, loss):
+        sink = MlflowSink(
+            "evaluated", tracking_uri=server.uri, run_file=tmp_path / "run.json", resume_step=resume_step
+        )
+        with Metrics([sink], log_interval=1) as metrics:
+            for step in steps:
+                metrics.record(step, {"loss": loss})
+                if step in evaluated:
+                    metrics.evaluation(step, {"loss": loss + 4.0})
+
+    record_all([1, 2, 3, 4], [2], 0, 1.0)
+    record_all([2, 3, 4], [2, 4], 1, 2.0)
+    run = the_run(client, "evaluated")
+    assert points(client, run, "loss validation") == [(2, 5.0), (4, 6.0)]
+    assert points(client, run, "loss") == [(step, 1.0) for step in (1, 2, 3, 4)]
+
+
 def test_a_resumed_job_continues_each_series_under_its_own_name(server, client, tmp_path):
     """Each metric has a value of its own, so that a series with two values has two metrics."""
     values = {"acc%": 1.0, "acc#": 2.0, "acc_": 3.0, "b/c": 4.0, "/b/c": 5.0}

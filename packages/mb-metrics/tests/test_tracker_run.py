@@ -43,3 +43,27 @@ def test_a_damaged_file_is_an_error(tmp_path, text):
     (tmp_path / "x").write_text(text)
     with pytest.raises(DamagedRunFileError, match="contains no run id"):
         TrackerRunFile(tmp_path / "x").read()
+
+
+@pytest.mark.parametrize(
+    ("last_step", "resume_step", "every", "message"),
+    [
+        (7, 9, 1, "lacks steps 8 to 9"),
+        (None, 9, 1, "lacks steps 1 to 9"),
+        (10, 25, 10, "lacks steps 20 to 25"),
+        (10, 19, 10, None),
+        (9, 9, 1, None),
+        (12, 9, 1, None),
+        (7, None, 1, None),
+        (7, 0, 1, None),
+    ],
+)
+def test_steps_that_a_killed_process_has_not_sent_are_reported(
+    tmp_path, caplog, last_step, resume_step, every, message
+):
+    """metrics.jsonl has them, and the trackers, which receive them in the background, never will."""
+    TrackerRunFile(tmp_path / "mlflow_run.json").write(TrackerRun(id="abc", last_step=last_step))
+    TrackerRunFile(tmp_path / "mlflow_run.json", resume_step=resume_step).warn_of_missing_steps(
+        "Mlflow", every=every
+    )
+    assert (message in caplog.text) if message else not caplog.text

@@ -146,7 +146,9 @@ def status_text(statistics: RunStatistics) -> str:
         else _STATUS_TEXT[statistics.status]
     )
     reason = statistics.reason
-    return f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop") else words
+    return (
+        f"{words} ({reason})" if reason and reason not in ("finished", "failed", "stop", "stopped") else words
+    )
 
 
 def _steps_of_total(steps: int | None, total: int | None) -> str:

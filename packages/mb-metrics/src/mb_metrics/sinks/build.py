@@ -16,6 +16,7 @@ from mb_metrics.sinks.console import ConsoleSink, TextStream
 from mb_metrics.sinks.jsonl import JsonlSink
 from mb_metrics.sinks.sink import FilterSink, Sink
 from mb_metrics.sinks.terminal import StyledTerminal, TerminalSink
+from mb_metrics.sinks.tracker_run import TrackerRunFile
 
 CLOSE_SECONDS = 120.0
 """Seconds that queued uploads may take at the end of a run; without an outage they finish at once."""
@@ -141,7 +142,9 @@ def build_reductions(config: LoggerConfig) -> dict[str, Reduction]:
     return dict.fromkeys(memory_names(config.memory_keys, device=config.log_device_memory_used), "max")
 
 
-def _trackers(section: LoggerConfig, *, folder: Path | None, **settings: object) -> Iterator[Sink]:
+def _trackers(
+    section: LoggerConfig, *, folder: Path | None, resume_step: int | None, **settings: object
+) -> Iterator[Sink]:
     """Yield the sinks of the enabled trackers, whose adapters are imported only then, with the settings of all."""
     wandb = {"name": section.wandb_exp_name, "entity": section.wandb_entity}
     mlflow = {
@@ -165,8 +168,11 @@ def _trackers(section: LoggerConfig, *, folder: Path | None, **settings: object)
     for tracker, sink, project, own in trackers:
         if project:
             run_file = None if folder is None else folder / f"{tracker}_run.json"
+            TrackerRunFile(run_file, resume_step=resume_step).warn_of_missing_steps(
+                sink.removesuffix("Sink"), every=section.tensorboard_log_interval
+            )
             sink_type = getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)
-            yield sink_type(project, run_file=run_file, **settings, **own)
+            yield sink_type(project, run_file=run_file, resume_step=resume_step, **settings, **own)
 
 
 def _wanted_groups(config: LoggerConfig) -> Callable[[str], bool]:

@@ -7,6 +7,7 @@ all automatic logging of Comet is disabled here.
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +84,27 @@ class CometSink(Sink):
         self._config = hide_secrets(config or {})
         self._experiment: Any = None
         self._tracked: TrackerRun | None = None
-        self._repeated = range(0)
+        self._repeated = self._repeated_evaluations = range(0)
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Log the next steps."""
         for row in rows:
             self._log(row.step, row.values_and_samples)
-        if rows:
-            self._write_run_file(rows[-1].step)
+        if self._tracked is not None and rows and rows[-1].step not in self._repeated:
+            self._store(replace(self._tracked, last_step=rows[-1].step))
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""
-        self._log(evaluation.step, evaluation.values)
+        self._log(evaluation.step, evaluation.values, is_evaluation=True)
+        if self._tracked is not None and evaluation.step not in self._repeated_evaluations:
+            self._store(replace(self._tracked, last_evaluation=evaluation.step))
 
     def close(self) -> None:
         """End the experiment, if the sink opened it; waits until Comet has sent its queue or written its archive."""
         if self._experiment is not None:
             self._experiment.end()
 
-    def _log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, float], *, is_evaluation: bool = False) -> None:
         if self._host is not None:
             current = self._host.curr_step  # log_metrics sets it, and the program may log without a step
             self._host.log_metrics(prefixed(values, self._prefix), step=step)
@@ -109,13 +112,12 @@ class CometSink(Sink):
             return
         if self._experiment is None:
             self._experiment = self._open()
-        if step not in self._repeated:
+        if step not in (self._repeated_evaluations if is_evaluation else self._repeated):
             self._experiment.log_metrics(dict(values), step=step)
 
-    def _write_run_file(self, step: int) -> None:
-        if self._tracked is not None and step not in self._repeated:
-            self._tracked = TrackerRun(id=self._tracked.id, last_step=step)
-            self._file.write(self._tracked)
+    def _store(self, tracked: TrackerRun) -> None:
+        self._tracked = tracked
+        self._file.write(tracked)
 
     def _open(self) -> Any:
         if self._folder is not None:
@@ -136,6 +138,9 @@ class CometSink(Sink):
             experiment.log_parameters(self._config)
         else:
             self._repeated = self._file.repeated_steps(stored)
+            # A process that was killed in an evaluation has sent its step, but not the evaluation.
+            evaluations = replace(stored, last_step=stored.last_evaluation)
+            self._repeated_evaluations = self._file.repeated_steps(evaluations)
         if self._repeated:
             steps = f"{self._repeated.start} to {self._repeated.stop - 1}"
             experiment.log_other("mb_metrics.repeated_steps", steps)

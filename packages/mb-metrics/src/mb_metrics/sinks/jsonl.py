@@ -8,7 +8,7 @@ from typing import Any
 
 from mb_metrics.errors import DamagedRunFileError
 from mb_metrics.names import CONSUMED_SAMPLES
-from mb_metrics.recorder.record import Evaluation, MetricsRow
+from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
 from mb_metrics.sinks.append_file import AppendFile, require_regular_file
 from mb_metrics.sinks.sink import Sink
 from mb_schema.files import replaced
@@ -16,8 +16,8 @@ from mb_schema.json_rows import NOT_FINITE, parse_row, plain_number, step_of_row
 
 END = "end"
 """Key of the mark that a closed file ends with."""
-FINISHED, FAILED = "finished", "failed"
-_ENDS = (FINISHED, FAILED)
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+_ENDS = (FINISHED, STOPPED, FAILED)
 _OWN_KEYS = ("step", "time")
 
 
@@ -37,7 +37,8 @@ class JsonlSink(Sink):
     written with the next ones.
 
     `close` appends a mark, {"step": ..., "time": ..., "end": "finished"} with the step and the time of the last record,
-    or "failed" if an exception ended the run. Readers thus know a complete file from that of a killed run.
+    "stopped" in place of "finished" before the last of `total_steps`, or "failed" if an exception ended the run.
+    Readers thus know a complete file from that of a killed run.
 
     Args:
         path: The file; its folder is created.
@@ -71,11 +72,16 @@ class JsonlSink(Sink):
         self._fsync = fsync
         self._end = FINISHED if end_mark else None
         self._last: MetricsRow | Evaluation | None = None
+        self._total_steps: int | None = None
 
     def write_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Write one line per step."""
         self._append([_object(row) for row in rows])
         self._last = rows[-1] if rows else self._last
+
+    def write_interval(self, interval: LogInterval) -> None:
+        """Take the length of the run, which decides how it has ended; the rows are written."""
+        self._total_steps = interval.total_steps
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write a separate line."""
@@ -89,6 +95,8 @@ class JsonlSink(Sink):
     def close(self) -> None:
         """Write the pending rows and the mark of the end, and close the file."""
         last, end = self._last, self._end
+        if end == FINISHED and last is not None and last.step < (self._total_steps or 0):
+            end = STOPPED
         try:
             self._append([{"step": last.step, "time": last.time, END: end}] if last and end else [])
             self._file.fsync()
@@ -123,7 +131,7 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, float]]:
 
 
 def end_of_run(row: Mapping[str, object]) -> str | None:
-    """Return "finished" or "failed" if an object of a metrics file is the mark of an end, otherwise None."""
+    """Return the reason if an object of a metrics file is the mark of an end, otherwise None."""
     end = row.get(END)
     return end if isinstance(end, str) and end in _ENDS else None
 

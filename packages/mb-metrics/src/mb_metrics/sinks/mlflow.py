@@ -118,10 +118,12 @@ class MlflowSink(Sink):
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Log an evaluation."""
         client, run = self._opened()
-        if evaluation.step in self._repeated:
-            return
+        metrics = self._metrics(evaluation, evaluation.values)
         with _ConnectionErrors():
-            for chunk in _chunks(self._metrics(evaluation, evaluation.values), _METRICS_PER_REQUEST):
+            if evaluation.step in self._repeated:
+                # A process that was killed in an evaluation has sent its step, but not the evaluation.
+                metrics = [each for each in metrics if not _has_step(client, run, each)]
+            for chunk in _chunks(metrics, _METRICS_PER_REQUEST):
                 client.log_batch(run, metrics=chunk)
         if self._tracked is not None and self._tracked.names != self._keys:
             self._store(replace(self._tracked, names=self._keys))
@@ -226,6 +228,11 @@ class _ConnectionErrors:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, MlflowException) and error.error_code in _PASSING:
             raise ConnectionError(f"MLflow is unreachable: {error}") from error
+
+
+def _has_step(client: MlflowClient, run: str, metric: Metric) -> bool:
+    """Return whether MLflow has a value of a metric at its step."""
+    return any(each.step == metric.step for each in client.get_metric_history(run, metric.key))
 
 
 def _chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:

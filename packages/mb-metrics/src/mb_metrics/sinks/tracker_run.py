@@ -1,6 +1,7 @@
 """Run of a tracker: one that the calling program has opened, or a new one, whose id a resumed job reads from a file."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from operator import index
@@ -9,6 +10,7 @@ from pathlib import Path
 from mb_metrics.errors import DamagedRunFileError
 from mb_schema.files import write_atomically
 
+_logger = logging.getLogger(__name__)
 PREFIX = "mb_metrics/"
 """Default prefix of the metrics in the run of another program, so that they do not replace its metrics."""
 
@@ -59,6 +61,8 @@ class TrackerRun:
     """Id of the run at the tracker."""
     last_step: int | None = None
     """Last step that the tracker received; None: none yet."""
+    last_evaluation: int | None = None
+    """Step of the last evaluation that the tracker received, if the sink stores it; None: none yet."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Metric to its name at the tracker; empty: the tracker takes the names as they are."""
 
@@ -87,10 +91,11 @@ class TrackerRunFile:
             return None
         try:
             values = json.loads(self._path.read_bytes())
-            last_step = values.get("last_step")
+            last_step, last_evaluation = values.get("last_step"), values.get("last_evaluation")
             return TrackerRun(
                 id=str(values["id"]),
                 last_step=None if last_step is None else index(last_step),
+                last_evaluation=None if last_evaluation is None else index(last_evaluation),
                 names={str(name): str(written) for name, written in values.get("names", {}).items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -105,10 +110,34 @@ class TrackerRunFile:
             return range(0)
         return range(self._resume_step + 1, run.last_step + 1)
 
+    def warn_of_missing_steps(self, tracker: str, *, every: int) -> None:
+        """Log the steps before the resume step that the tracker lacks: those that a killed process had not sent.
+
+        Args:
+            tracker: Name of the tracker.
+            every: Steps between rows that the tracker receives.
+        """
+        run, resume = self.read(), self._resume_step
+        if run is None or resume is None:
+            return
+        first = (run.last_step or 0) // every * every + every
+        if first <= resume:
+            _logger.warning(
+                "metrics: %s lacks steps %d to %d, which the previous process had not sent when it ended; "
+                "metrics.jsonl has them",
+                tracker,
+                first,
+                resume,
+            )
+
     def write(self, run: TrackerRun) -> None:
         """Replace the file atomically."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        given = {name: value for name, value in asdict(run).items() if name != "names" or value}
+        given = {
+            name: value
+            for name, value in asdict(run).items()
+            if value or name not in ("names", "last_evaluation")
+        }
         write_atomically(self._path, json.dumps(given) + "\n")

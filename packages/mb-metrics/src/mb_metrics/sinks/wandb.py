@@ -45,7 +45,8 @@ class WandbSink(Sink):
         run_file: File that stores the id of the run.
         resume_step: The last step to keep; see `TrackerRunFile`.
         config: Settings of the job, shown with the run; secrets are omitted.
-        mode: "online" or "offline" (upload later with `wandb sync`); None: WANDB_MODE.
+        mode: "online" or "offline" (upload later with `wandb sync`; a killed process loses up to 32 KiB of the newest
+            records); None: WANDB_MODE.
         run: An open run, such as `wandb.run`; None: open a new run in `project`.
         prefix: Prefix of the metrics in `run`; None: "mb_metrics/".
         commit: If True, each row is a step of `run`: for programs that do not pass `step=` to `log`.

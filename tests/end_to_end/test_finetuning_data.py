@@ -74,6 +74,7 @@ def test_adapters_learn_answers_in_packs(small, tmp_path):
         "validation.eval_interval=null",
     ]
     train_here([*small, *packed, *rate, start, "peft=lora"], tmp_path / "adapted")
+    assert " M parameters without adapters, " in (tmp_path / "adapted" / "log.txt").read_text()
     adapted = losses(tmp_path / "adapted")
     assert adapted[-1] < adapted[0] - 0.2
 

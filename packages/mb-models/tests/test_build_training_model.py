@@ -1,5 +1,6 @@
 """Training models: one function builds model, optimizer and scheduler of every family."""
 
+from dataclasses import replace
 from itertools import repeat
 
 import mimo_ranks
@@ -18,6 +19,7 @@ from mb_models import (
     build_training_model,
     parameter_count,
 )
+from mb_models.families import GPT
 from mb_models.mimo.config import ModuleRanks, has_module_layouts
 from mb_models.peft.config import LoRA
 from mb_models.training.setup import data_groups
@@ -118,6 +120,28 @@ def test_a_hook_adds_adapters_before_wrapping(tiny, groups):
     trained = [name for name, value in model.chunks[0].named_parameters() if value.requires_grad]
     assert trained
     assert all(".adapter." in name for name in trained)
+
+
+class CountedSection(GPTModelConfig):
+    """Section whose family has no formula for its parameters."""
+
+    def model_family(self):
+        return replace(GPT, parameters=None)
+
+
+@pytest.mark.parametrize("section", [GPTModelConfig, CountedSection])
+def test_adapters_are_not_among_the_parameters(tiny, groups, section):
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    model = build_training_model(
+        section(**tiny),
+        groups=groups,
+        optimizer=OptimizerSetup(config=ADAM),
+        device=CPU,
+        pre_wrap_hook=LoRA(dim=4).install,
+    )
+    counted = {name: each.numel() for name, each in model.chunks[0].named_parameters()}
+    assert model.parameters == sum(size for name, size in counted.items() if ".adapter." not in name)
+    assert model.parameters < sum(counted.values())
 
 
 def test_several_hooks_are_called_in_order(tiny, groups):

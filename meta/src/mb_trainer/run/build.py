@@ -246,7 +246,8 @@ def report_model(job: Job, training_model: TrainingModel, console: RankConsole) 
     world, device = job.world.world_size, training_model.device
     processes = "1 process" if world == 1 else f"{world} processes"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    model = f"{training_model.parameters / 1e6:.1f} M parameters, {training_model.layers.reason}"
+    adapters = "" if job.config.peft is None else " without adapters"
+    model = f"{training_model.parameters / 1e6:.1f} M parameters{adapters}, {training_model.layers.reason}"
     console.print(f"{job.options.name}: {model}, {processes} on {name}; run folder {job.folder.path}")
     if device.type == "cpu":
         for reason in irreproducibility_reasons(read_arithmetic()):

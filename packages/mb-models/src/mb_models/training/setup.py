@@ -82,7 +82,7 @@ class TrainingModel:
     vocab_size: int
     """Rows of the embedding, including padding."""
     parameters: int
-    """Parameters of the complete model, each counted once."""
+    """Parameters of the complete model, each counted once; without adapters."""
     groups: ProcessGroupCollection
     """Process groups of the model; with per-module parallelism those of this rank's main module."""
     checkpoint_groups: Any
@@ -237,10 +237,10 @@ def _build_one_model(
     provider = parts.family.provider(parts.section, **parts.options)
     pre_wrap_hooks, post_wrap_hooks = hooks
     built = provider.provide_chunks(groups)
+    # Before wrapping, which may shard what is counted, and before the hooks, which add adapters.
+    parameters = parts.parameter_count(built, vocab_size=provider.vocab_size, groups=groups)
     if pre_wrap_hooks:
         built = _hooked(built, pre_wrap_hooks)
-    # Before wrapping, which may shard what is counted. Adapters count only if the family has no formula.
-    parameters = parts.parameter_count(built, vocab_size=provider.vocab_size, groups=groups)
     chunks = wrap_data_parallel(
         built,
         ddp,

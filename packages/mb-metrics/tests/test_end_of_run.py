@@ -7,7 +7,7 @@ import sys
 import pytest
 from sample_runs import BEGIN, event, row, steady, write_run
 
-from mb_metrics import JsonlSink, Metrics, compute_run_statistics, read_jsonl, read_run
+from mb_metrics import JsonlSink, Metrics, MetricsRow, compute_run_statistics, read_jsonl, read_run
 from mb_metrics.report.run_statistics import status_text
 
 
@@ -76,6 +76,44 @@ def test_a_continued_run_is_open_again_until_it_is_closed(tmp_path):
     assert state(path) == "not closed (killed or still running)"
     metrics.close()
     assert (state(path), read_run(path).last_step) == ("finished", 3)
+
+
+def test_the_time_between_a_kill_and_the_resume_is_not_training(tmp_path, monkeypatch):
+    """Steps of one second: 1 to 6, killed, resumed from 4 after 100 s, closed at 8, and continued after 50 s."""
+    path, now = tmp_path / "metrics.jsonl", [BEGIN]
+    monkeypatch.setattr("mb_metrics.sinks.jsonl.time.time", lambda: now[0])
+
+    def start(resume_step, last, *, closes):
+        sink = JsonlSink(path, resume_step=resume_step)
+        for step in range(resume_step + 1, last + 1):
+            now[0] += 1
+            sink.write_rows(
+                [
+                    MetricsRow(
+                        step=step, time=now[0], values={"loss": 1.0}, skipped=False, consumed_samples=None
+                    )
+                ]
+            )
+        if closes:
+            sink.close()
+
+    start(0, 6, closes=False)
+    now[0] += 100
+    start(4, 8, closes=True)
+    assert [each["step"] for each in read_jsonl(path)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    now[0] += 50
+    start(8, 10, closes=True)
+    seconds = compute_run_statistics(read_run(path), now=now[0])
+    assert seconds.redone_steps == 2
+    assert seconds.seconds["lost"] == pytest.approx(2)  # steps 5 and 6 of the killed process
+    assert seconds.seconds["stopped"] == pytest.approx(150)
+    assert seconds.seconds["training"] + seconds.seconds["starting"] == pytest.approx(9)
+    assert seconds.warnings == (
+        "The run ended once without a recorded stop: killed or crashed.",
+        "2 steps had to be repeated after a restart.",
+    )
+    JsonlSink(path, resume_step=10).close()  # a process that records nothing leaves nothing
+    assert last_line(path)["end"] == "finished"
 
 
 def test_without_a_record_nothing_is_marked(tmp_path):

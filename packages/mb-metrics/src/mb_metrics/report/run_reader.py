@@ -19,7 +19,7 @@ from mb_metrics.report.run_settings import RunConfiguration
 from mb_metrics.report.series import Series
 from mb_metrics.run.events import RunEvent, parse_event, time_of_row
 from mb_metrics.run.folder import CONFIG, EVENTS, LOG, METRICS
-from mb_metrics.sinks.jsonl import end_of_run
+from mb_metrics.sinks.jsonl import FAILED, FINISHED, RESUMED, STOPPED, end_of_run
 from mb_schema.json_rows import number_of, parse_row, step_of_row
 
 _TRAIN_ITERS = re.compile(r"^\s*train_iters:\s*(\d{1,18})\s*$", re.MULTILINE)
@@ -135,16 +135,7 @@ class RunReader:
 
     def poll(self) -> None:
         """Read the data written since the last call; read a file from its start if a restart rewrote it."""
-        if self._metrics.rewritten():
-            self._builder, self._damaged_rows, self._end = RunBuilder(self._metric_names), 0, None
-            self._restarts = []
-        for line in self._metrics.new_lines():
-            end, stop = _parse_end(line), self._end
-            self._end = end
-            if end is None and not _add_line(self._builder, line):
-                self._damaged_rows += 1
-            elif end is None and stop is not None:
-                self._restarts += _restart(stop, self._builder.times)
+        self._poll_metrics()
         if self._events_file.rewritten():
             self._events, self._damaged_events = [], 0
         for line in self._events_file.new_lines():
@@ -157,6 +148,20 @@ class RunReader:
             self._warnings = _LogWarnings()
         for line in self._log.new_lines():
             self._warnings.add(line.decode(errors="replace"))
+
+    def _poll_metrics(self) -> None:
+        if self._metrics.rewritten():
+            self._builder, self._damaged_rows, self._end = RunBuilder(self._metric_names), 0, None
+            self._restarts = []
+        for line in self._metrics.new_lines():
+            end, stop = _parse_end(line), self._end
+            self._end = None if end is None or end.kind == "resume" else end
+            if end is not None and end.kind == "resume":
+                self._restarts += [*_previous_stop(end), end]
+            elif end is None and not _add_line(self._builder, line):
+                self._damaged_rows += 1
+            elif end is None and stop is not None:
+                self._restarts += _restart(stop, self._builder.times)
 
     def run(self) -> RunHistory:
         """Return the data read so far; its columns grow with the next `poll`.
@@ -257,17 +262,33 @@ class _FileTail:
 
 
 def _parse_end(line: bytes) -> RunEvent | None:
-    """Return the stop of a run if a line of a metrics file is the mark of its end."""
+    """Return the stop of a run, or its resume, if a line of a metrics file is a mark."""
     row = parse_row(line) if b'"end"' in line else None
     reason = None if row is None else end_of_run(row)
     if row is None or reason is None:
         return None
+    is_resume = reason == RESUMED
     return RunEvent(
-        kind="stop",
+        kind="resume" if is_resume else "stop",
         time=time_of_row(row),
         step=step_of_row(row),
-        details={"reason": reason},
+        details=row if is_resume else {"reason": reason},
     )
+
+
+def _previous_stop(resume: RunEvent) -> list[RunEvent]:
+    """Return the stop of the process before a resume, if that process closed the file."""
+    if resume.details.get("previous_end") not in (FINISHED, STOPPED, FAILED):
+        return []
+    time, step = (
+        time_of_row({"time": resume.details.get("previous_time")}),
+        resume.details.get("previous_step"),
+    )
+    return [
+        RunEvent(
+            kind="stop", time=time, step=step if isinstance(step, int) else None, details={"reason": "closed"}
+        )
+    ]
 
 
 def _restart(stop: RunEvent, times: Series) -> list[RunEvent]:

@@ -146,6 +146,13 @@ def read_last_step(metrics: str | Path) -> LastStep | None:
 
     Reads only the end of the file: 64 KiB, and twice as much until it contains a row.
     """
+    row = read_last_row(metrics)
+    step = None if row is None else step_of_row(row)
+    return None if row is None or step is None else LastStep(step=step, time=time_of_row(row))
+
+
+def read_last_row(metrics: str | Path) -> Mapping[str, Any] | None:
+    """Return the last complete row of a metrics file, as `read_last_step`, or the mark that the file ends with."""
     path = Path(metrics)
     if not path.is_file():
         return None
@@ -157,9 +164,8 @@ def read_last_step(metrics: str | Path) -> LastStep | None:
             file.seek(position)
             for line in reversed(file.read().splitlines()):
                 row = parse_row(line)  # None: truncated by a kill, or by the beginning of the tail
-                step = None if row is None else step_of_row(row)
-                if row is not None and step is not None and "time" in row:
-                    return LastStep(step=step, time=time_of_row(row))
+                if row is not None and step_of_row(row) is not None and "time" in row:
+                    return row
             tail_bytes *= 2
     return None
 

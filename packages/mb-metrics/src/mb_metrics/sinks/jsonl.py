@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mb_metrics.errors import DamagedRunFileError
 from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
+from mb_metrics.run.events import read_last_row
 from mb_metrics.sinks.append_file import AppendFile, require_regular_file
 from mb_metrics.sinks.sink import Sink
 from mb_schema.files import replaced
@@ -17,7 +19,9 @@ from mb_schema.json_rows import NOT_FINITE, parse_row, plain_number, step_of_row
 END = "end"
 """Key of the mark that a closed file ends with."""
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
-_ENDS = (FINISHED, STOPPED, FAILED)
+RESUMED = "resumed"
+"""Mark in the middle of a file, before the first record of a process that continues it."""
+_ENDS = (FINISHED, STOPPED, FAILED, RESUMED)
 _OWN_KEYS = ("step", "time")
 
 
@@ -38,7 +42,8 @@ class JsonlSink(Sink):
 
     `close` appends a mark, {"step": ..., "time": ..., "end": "finished"} with the step and the time of the last record,
     "stopped" in place of "finished" before the last of `total_steps`, or "failed" if an exception ended the run.
-    Readers thus know a complete file from that of a killed run.
+    Readers thus know a complete file from that of a killed run. Before the first record of a process that continues a
+    file, the mark is "resumed", with the time of the start, and with step, time and mark of the last line before.
 
     Args:
         path: The file; its folder is created.
@@ -65,10 +70,13 @@ class JsonlSink(Sink):
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         require_regular_file(self._path)
+        previous = read_last_row(self._path) if end_mark else None
         if self._path.exists():
             _repair(self._path, resume_step)
         self._file = AppendFile(self._path)
         self._waiting = b""
+        if previous is not None and self._path.stat().st_size:
+            self._waiting = _encoded([_resume_mark(previous, resume_step)])
         self._fsync = fsync
         self._end = FINISHED if end_mark else None
         self._last: MetricsRow | Evaluation | None = None
@@ -98,13 +106,14 @@ class JsonlSink(Sink):
         if end == FINISHED and last is not None and last.step < (self._total_steps or 0):
             end = STOPPED
         try:
-            self._append([{"step": last.step, "time": last.time, END: end}] if last and end else [])
+            if last is not None:
+                self._append([{"step": last.step, "time": last.time, END: end}] if end else [])
             self._file.fsync()
         finally:
             self._file.close()
 
     def _append(self, objects: Sequence[Mapping[str, object]]) -> None:
-        self._waiting += b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in objects)
+        self._waiting += _encoded(objects)
         self._file.append(self._waiting)
         self._waiting = b""
         if self._fsync:
@@ -145,6 +154,18 @@ def _object(record: MetricsRow | Evaluation) -> dict[str, object]:
     if isinstance(record, MetricsRow) and record.skipped:
         line["skipped"] = True
     return line
+
+
+def _resume_mark(previous: Mapping[str, Any], resume_step: int | None) -> dict[str, object]:
+    """Return the mark of a file that is continued; `previous` is its last line before."""
+    last = step_of_row(previous) or 0
+    step = last if resume_step is None else min(resume_step, last)
+    mark = {"step": step, "time": time.time(), END: RESUMED, "previous_step": last}
+    return mark | {"previous_time": previous["time"], "previous_end": end_of_run(previous)}
+
+
+def _encoded(objects: Sequence[Mapping[str, object]]) -> bytes:
+    return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in objects)
 
 
 def _repair(path: Path, resume_step: int | None) -> None:

@@ -183,6 +183,7 @@ KINDS = {
         NEMOTRON_H
         | UNGROUPED
         | {
+            "tie_word_embeddings": True,  # without effect in transformers
             "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
             "n_routed_experts": 8,
             "num_experts_per_tok": 1,

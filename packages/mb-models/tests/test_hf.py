@@ -1,5 +1,6 @@
 """Models in the Hugging Face format: created by transformers, loaded, compared, exported."""
 
+import dataclasses
 import json
 
 import pytest
@@ -222,12 +223,20 @@ def test_several_files_are_read_and_written_in_bfloat16(groups, tmp_path):
     }
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt-oss", "gemma3-scaled"])
-def test_an_added_scaling_of_positions_is_read_as_by_transformers(kind, groups, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [
+        *((kind, {"rope_type": "linear", "factor": 3.0}) for kind in ("llama", "gpt-oss", "gemma3-scaled")),
+        *((kind, {"rope_type": "yarn", "factor": 4.0}) for kind in ("llama", "deepseek-v3", "olmo3-yarn")),
+        ("qwen2", {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}),
+    ],
+    ids=str,
+)
+def test_an_added_scaling_of_positions_is_read_as_by_transformers(kind, scaling, groups, tmp_path):
     cls = type(make(kind, tmp_path))
     content = json.loads((tmp_path / "config.json").read_text())
     assert content["rope_parameters"]
-    content["rope_scaling"] = {"rope_type": "linear", "factor": 3.0}
+    content["rope_scaling"] = scaling
     (tmp_path / "config.json").write_text(json.dumps(content))
     _, chunk = imported(tmp_path, groups)
     with torch.no_grad():
@@ -419,7 +428,7 @@ def test_a_shorter_training_leaves_every_field_of_config_json(kind, groups, tmp_
         ({"model_type": "gpt2"}, "only llama, mistral, qwen2, qwen3, mixtral, .*phi3, .* can be converted"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' cannot be converted"),
         ({"sliding_window": 8}, "sliding_window=8 cannot be converted"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rotary embedding .*yarn.* cannot"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rotary embedding .*dynamic.* cannot"),
         ({"rope_parameters": {"rope_theta": 0.5}}, "the base must be an integer"),
     ],
 )
@@ -636,13 +645,11 @@ def test_rotary_bases_and_patterns_of_earlier_versions_are_read():
     assert found.window_attn_skip_freq == [1, 1, 0] * 4
 
 
+@pytest.mark.parametrize("factor", [{}, {"factor": None}], ids=["none", "null"])
 @pytest.mark.parametrize("kind", ["linear", "llama3"])
-def test_a_scaled_rotary_embedding_without_its_factor_is_rejected(kind):
-    content = {
-        **dict.fromkeys(REQUIRED, 8),
-        "model_type": "llama",
-        "rope_scaling": {"rope_type": kind, **LLAMA3_SCALING},
-    }
+def test_a_scaled_rotary_embedding_without_its_factor_is_rejected(kind, factor):
+    scaling = {"rope_type": kind, **({} if kind == "linear" else LLAMA3_SCALING), **factor}
+    content = {**dict.fromkeys(REQUIRED, 8), "model_type": "llama", "rope_scaling": scaling}
     with pytest.raises(HuggingFaceError, match=r"the rotary embedding .* cannot be converted"):
         section_of(content, dtype="float32")
 
@@ -842,6 +849,16 @@ def test_another_kind_of_model_is_not_exported(tmp_path, kind):
     section = kind(num_layers=1, hidden_size=8, num_attention_heads=1)
     with pytest.raises(HuggingFaceError, match=f"is a {kind.__name__}, and only GPTs"):
         require_convertible(section, source=tmp_path)
+
+
+def test_a_hybrid_with_tied_embeddings_is_no_nemotron_h():
+    tied = dataclasses.replace(
+        section_of(NEMOTRON, dtype="float32"), share_embeddings_and_output_weights=True
+    )
+    with pytest.raises(
+        HuggingFaceError, match=r"share_embeddings_and_output_weights=True: cannot be exported"
+    ):
+        config_of(tied, vocab_size=8, dtype="float32", model_type="nemotron_h")
 
 
 def test_an_unconvertible_model_is_not_exported(groups, tmp_path):

@@ -10,6 +10,7 @@ from hf_ranks import TOKENS, build
 
 from mb_models.errors import HuggingFaceError
 from mb_models.hf.config_json import read_config, section_of
+from mb_models.hf.export import export_model
 from mb_models.hf.load import load_hf_weights
 from mb_models.hf.save import save_hf_model
 from mb_models.peft.config import CanonicalLoRA, DoRA, LoRA
@@ -62,6 +63,7 @@ def export(chunk, section, config, groups, folder):
         ("gpt-oss", LoRA(dim=4)),
         ("gpt-oss", CanonicalLoRA(dim=4)),
         ("nemotron-h-moe", LoRA(dim=4)),
+        ("qwen3-next", LoRA(dim=4)),
         ("phi3", CanonicalLoRA(dim=4, target_modules=["linear_q", "linear_v", "linear_fc1_up"])),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -106,6 +108,30 @@ def test_adapters_of_grouped_experts_and_of_a_lower_rank_load_into_peft(
         save_hf_model(chunk, tmp_path / "merged", config=config, pg_collection=groups)
         merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
         assert (merged(TOKENS).logits - ours).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "section", [LoRA(dim=2, target_modules=["output_layer"]), DoRA(dim=2, target_modules=["output_layer"])]
+)
+@pytest.mark.parametrize("kind", ["llama", "gpt-neox"])
+def test_adapters_of_an_output_layer_load_into_peft_without_its_padding(kind, section, groups, tmp_path):
+    padding = {"vocab_size": 128, "unpadded_vocab_size": 96}
+    model, config, chunk = adapted(kind, section, groups, tmp_path, **padding)
+    empty = build(config, groups)
+    export_model(
+        empty,
+        tmp_path / "adapters",
+        section=config,
+        load=lambda _: empty.load_state_dict(chunk.state_dict()),
+        pg_collection=groups,
+        peft=section,
+        adapters_only=True,
+        carried=tmp_path / "in",
+    )
+    theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapters").eval()
+    with torch.no_grad():
+        ours = chunk(TOKENS, torch.arange(20).expand(2, -1), None)[..., :96]
+        assert (theirs(TOKENS).logits - ours).abs().max() < 1e-5
 
 
 def test_dora_of_experts_is_rejected(groups, tmp_path):

@@ -314,6 +314,11 @@ def test_a_hybrid_needs_the_pattern_of_its_layers():
         fields_of_config(config)
 
 
+def test_a_nemotron_h_is_never_tied():
+    """transformers gives its output layer weights of its own (`_tied_weights_keys` of NemotronHForCausalLM is {})."""
+    assert fields_of_config({**NEMOTRON_H, "tie_word_embeddings": True}) == fields_of_config(NEMOTRON_H)
+
+
 def test_five_of_six_layers_of_a_gemma_3_have_a_window():
     config = {**PUBLISHED["Gemma 2 9B"][0], "model_type": "gemma3_text", "sliding_window_pattern": 6}
     assert fields_of_config(config)["window_attn_skip_freq"] == [1, 1, 1, 1, 1, 0] * 7

@@ -70,6 +70,12 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
     template = {} if carried is None else read_template(carried)
     if model_type is None:
         model_type = same_family(section, template.get("model_type"))
+    vocab_size = _rows_without_padding(
+        section.vocab_size,
+        named=section.unpadded_vocab_size or template.get("vocab_size"),
+        tokenizer_vocab_size=tokenizer_vocab_size,
+        padded=padded_vocabulary or section.unpadded_vocab_size is not None,
+    )
     if adapters_only:
         # Rejects unsupported features before anything is loaded.
         family_of_section(section, model_type=model_type)
@@ -82,6 +88,7 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
             pg_collection=pg_collection,
             model_type=model_type,
             base=base,
+            vocab_size=vocab_size,
         )
         copy_files(folder)
         return
@@ -92,12 +99,7 @@ def export_model(  # noqa: PLR0913 - options of an export, each by name
         shard_bytes=shard_bytes,
         model_type=model_type,
         template=template,
-        vocab_size=_rows_without_padding(
-            section.vocab_size,
-            named=section.unpadded_vocab_size or template.get("vocab_size"),
-            tokenizer_vocab_size=tokenizer_vocab_size,
-            padded=padded_vocabulary or section.unpadded_vocab_size is not None,
-        ),
+        vocab_size=vocab_size,
     )
     if not plan.files_of(part):
         return  # there are more processes than files

@@ -68,7 +68,6 @@ def _shared(content: Mapping[str, Any], dtype: DType) -> dict[str, Any]:
         "hidden_size": content["hidden_size"],
         "vocab_size": content["vocab_size"],
         "mamba_num_groups": content["n_groups"],
-        "share_embeddings_and_output_weights": content["tie_word_embeddings"],
         "init_method_std": content["initializer_range"],
         "normalization": "RMSNorm",
         "layernorm_epsilon": content["layer_norm_epsilon"],
@@ -90,6 +89,7 @@ def _read_mamba2(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig:
     layers = content["num_hidden_layers"]
     return MambaModelConfig(
         **_shared(content, dtype),
+        share_embeddings_and_output_weights=content["tie_word_embeddings"],
         hybrid_layer_pattern="M" * layers,
         num_layers=layers,
         num_attention_heads=1,  # of no layer
@@ -146,7 +146,7 @@ def _pattern(content: Mapping[str, Any]) -> str:
 def _read_nemotron(content: Mapping[str, Any], dtype: DType) -> MambaModelConfig:
     pattern = _pattern(content)
     return MambaModelConfig(
-        **_shared(content, dtype),
+        **_shared(content, dtype),  # transformers has separate weights, whatever tie_word_embeddings is
         hybrid_layer_pattern=pattern,
         num_layers=len(pattern),
         num_attention_heads=content["num_attention_heads"],

@@ -56,7 +56,9 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
     section_fields: dict[str, Any] = {"rotary_base": int(base)}
     if share != 1.0:
         section_fields["rotary_percent"] = float(share)
-    scaled = _scaling(kind, rotary, latent=latent)
+    scaled = _scaling(
+        kind, _with_lengths(kind, rotary, longest=content["max_position_embeddings"]), latent=latent
+    )
     if scaled is None:
         kinds = (
             "default and yarn" if latent else f"default, linear, yarn, and llama3 with {dict(LLAMA3_SCALING)}"
@@ -65,6 +67,19 @@ def read_rotary(content: Mapping[str, Any], *, partial: bool, latent: bool) -> d
             f"config.json: the rotary embedding {rotary!r} cannot be converted, because Megatron Core supports {kinds}."
         )
     return section_fields | scaled
+
+
+def _with_lengths(kind: str, rotary: Mapping[str, Any], *, longest: int) -> dict[str, Any]:
+    """Return a rotary embedding with what transformers 5 derives from the model's maximum length.
+
+    A missing original length is that maximum, and YaRN's factor is the ratio of the two where the file has null.
+    """
+    lengths = {"original_max_position_embeddings": longest} if kind in ("llama3", "yarn") else {}
+    rotary = {**lengths, **rotary}
+    original = rotary.get("original_max_position_embeddings")
+    if kind == "yarn" and original and rotary.get("factor", 1.0) is None:
+        rotary["factor"] = longest / original
+    return rotary
 
 
 def rotation(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +155,7 @@ def _scaling(kind: str, rotary: Mapping[str, Any], *, latent: bool) -> dict[str,
         return None
     if kind == "default":
         return {"rope_type": "rope"} if latent else {}
-    if "factor" not in rotary or (latent and kind != "yarn"):
+    if rotary.get("factor") is None or (latent and kind != "yarn"):
         return None
     factor = float(rotary["factor"])
     if kind == "linear":

@@ -24,6 +24,9 @@ from mb_models.peft.hugging_face_experts import ExpertAdapters, below_layer, is_
 PREFIX = "base_model.model."
 """Prefix of the names of all tensors in that format."""
 
+RENAMED = {"embed_out": "lm_head"}
+"""Module of GPT-NeoX, as in files of weights -> its name in models since a transformers between 5.10 and 5.18."""
+
 PARTS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
 """Form of a fused layer -> its adapters in canonical LoRA."""
 
@@ -37,6 +40,7 @@ def save_adapters(
     pg_collection: ProcessGroupCollection | None = None,
     base: str = "",
     model_type: str | None = None,
+    vocab_size: int | None = None,
 ) -> None:
     """Write the adapters of a complete model in the format of `peft.PeftModel.from_pretrained`.
 
@@ -52,6 +56,8 @@ def save_adapters(
         pg_collection: groups of one rank each; None: those that the model was built with.
         base: path of the base model, for adapter_config.json.
         model_type: family of the base model; None: the first that computes the same as the section.
+        vocab_size: number of tokens, if the output layer has more rows for padding, which are not written; None: all
+            rows.
 
     Raises:
         HuggingFaceError: the model is distributed over ranks, or experts have DoRA, which peft does not support.
@@ -82,15 +88,20 @@ def save_adapters(
                 f"{name}: adapters on single parts are not supported, because the layer has gates in a "
                 f"{family.model_type}. Merge them, or export another model_type."
             )
-        for tensor, value in adapter_tensors(layer, origin, config):
+        for tensor, every_row in adapter_tensors(layer, origin, config):
+            per_token = origin.vocabulary and not tensor.endswith(".lora_A.weight")
+            value = every_row[:vocab_size] if per_token else every_row
             tensors[tensor] = value
             path = tensor.split(".lora_")[0]
             module = path.rsplit(".", 1)[-1]
-            if is_renamed(module, family=family, config=config):
+            if is_renamed(module, config=config):
                 reject_dora(section, name)
                 parameters[below_layer(f"{path}.weight")] = None
             else:
                 modules[module] = None
+            if module in RENAMED:  # peft passes over the name that its transformers does not have
+                modules[RENAMED[module]] = None
+                tensors[tensor.replace(module, RENAMED[module])] = value
             found, usual = (len(value), scale_of(layer)), (section.dim, section.alpha / section.dim)
             if tensor.endswith("lora_A.weight") and found != usual:
                 ranks[module] = found

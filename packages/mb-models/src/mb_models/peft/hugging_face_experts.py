@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mb_models.errors import HuggingFaceError
-from mb_models.hf.family import HuggingFaceFamily, Section, TensorOrigin
+from mb_models.hf.family import Section, TensorOrigin
 from mb_models.peft.adapted_linear import joined_pair, scale_of
 from mb_models.peft.config import DoRA, LoRA
 
@@ -92,13 +92,13 @@ def below_layer(name: str) -> str:
     return _LAYER.sub("", name, count=1)
 
 
-def is_renamed(module: str, *, family: HuggingFaceFamily, config: Section) -> bool:
+def is_renamed(module: str, *, config: Section) -> bool:
     """Return whether peft takes a linear layer for one of the experts.
 
-    It renames these layers of adapters of transformers 4, whose experts were linear layers, also where they belong to
-    shared experts or to layers without experts. There the adapter is one of the layer's tensor.
+    It renames these layers of adapters of transformers 4, whose experts were linear layers with gates, also where they
+    belong to shared experts or to layers without experts. There the adapter is one of the layer's tensor.
     """
-    return config.num_moe_experts is not None and family.hybrid is None and module in _EXPERT_LAYERS
+    return config.num_moe_experts is not None and config.gated_linear_unit and module in _EXPERT_LAYERS
 
 
 def reject_dora(section: LoRA, name: str) -> None:

@@ -229,6 +229,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
         }
     return {
         "hybrid_layer_pattern": pattern,
+        "share_embeddings_and_output_weights": False,  # in transformers, whatever tie_word_embeddings is
         "mamba_num_heads": _size(config, "mamba_num_heads"),
         "mamba_head_dim": _size(config, "mamba_head_dim"),
         "mamba_state_dim": _size(config, "ssm_state_size"),

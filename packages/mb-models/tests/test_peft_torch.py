@@ -58,6 +58,20 @@ def test_a_layer_computes_and_merges_the_formula(kind):
     assert type(layer) is nn.Linear
 
 
+def test_a_row_of_zeros_stays_zero_under_dora():
+    """As of the vocabulary's padding, or of an unused token. Its norm is no divisor."""
+    adapted = model()
+    with torch.no_grad():
+        adapted[0].proj.weight[3] = 0.0
+    DoRA(dim=2, target_modules=["0.proj"])(adapted)
+    layer = adapted[0].proj
+    layer(torch.ones(5, 12)).square().sum().backward()
+    assert all(value.grad.isfinite().all() for value in layer.adapter.parameters())
+    merge([adapted])
+    assert layer.weight.isfinite().all()
+    assert not layer.weight[3].any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_adapters_have_gradients(kind):
     adapted = model(kind(dim=2, target_modules=[], exclude_modules=["1.proj"]))

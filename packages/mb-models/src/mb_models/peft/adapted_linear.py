@@ -73,7 +73,7 @@ class AdaptedLinear:
             return output + added, bias
         own_bias = self.bias if self.partition.own_bias else None
         with torch.no_grad():
-            length = row_norms(self, self.weight + weight_delta(self))
+            length = row_lengths(self, self.weight + weight_delta(self))
         scaled = ((output if own_bias is None else output - own_bias) + added) * (self.magnitude / length)
         return (scaled if own_bias is None else scaled + own_bias), bias
 
@@ -359,6 +359,12 @@ def row_norms(linear: Any, weight_OI: Tensor) -> Tensor:
     if linear.partition.row and linear.partition.group.size() > 1:
         torch.distributed.all_reduce(squares, group=linear.partition.group)
     return squares.sqrt().to(weight_OI.dtype)
+
+
+def row_lengths(linear: Any, weight_OI: Tensor) -> Tensor:
+    """Return the divisor of DoRA's magnitudes, [O]: the norm of each row, and 1 for a row of zeros, as of padding."""
+    norms = row_norms(linear, weight_OI)
+    return norms.masked_fill(norms == 0, 1.0)
 
 
 def adapted_layers(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:

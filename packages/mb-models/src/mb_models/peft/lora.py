@@ -13,6 +13,7 @@ from mb_models.peft.adapted_linear import (
     adapted_class,
     adapted_layers,
     adapted_weights,
+    row_lengths,
     row_norms,
     weight_delta,
 )
@@ -116,7 +117,7 @@ def merge(chunks: Sequence[Any], *, is_needed: Callable[[str], bool] | None = No
             continue
         merged = layer.weight + weight_delta(layer)
         if layer.magnitude is not None:
-            merged = merged * (layer.magnitude / row_norms(layer, merged))[:, None]
+            merged = merged * (layer.magnitude / row_lengths(layer, merged))[:, None]
         if layer.partition.group is None:
             layer.weight = torch.nn.Parameter(
                 merged, requires_grad=False

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mb_checkpoint.run_checkpointer import RunStateLike
     from mb_checkpoint.state.position_copies import SaveEvent
     from mb_config import DistributedDataParallelConfig, TrainingConfig
-    from mb_data import SampleSizes, ValidationBatches
+    from mb_data import ValidationBatches
     from mb_data.loading.batch_padding import PaddedModel
     from mb_data.run_data import DataCounters
     from mb_host.megatron.families import HOST_LAYERS
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
         WrapperSection,
     )
     from mb_metrics.run.training_context import MetricsContext, TrainCounters, TrainingStep
-    from mb_metrics.run.training_context import SampleSizes as SampleSizesLike
     from mb_metrics.sinks.console import TextStream
     from mb_models import (
         GPTModelConfig,
@@ -214,9 +213,6 @@ if TYPE_CHECKING:
 
     def _(counters: TrainState) -> TrainCounters:
         return counters
-
-    def _(sizes: SampleSizes) -> SampleSizesLike:
-        return sizes
 
     def _(norms: ModelNorms) -> Norms:
         return norms

@@ -95,6 +95,14 @@ def test_a_run_to_the_last_step_returns_finished():
     assert saves.steps == [4, 6]
 
 
+def test_samples_of_different_lengths_have_their_average_tokens():
+    results, manager = [], mb_loop.CallbackManager()
+    manager.register("on_train_step_end", lambda context: results.append(context.result))
+    state = mb_loop.LoopState.of(train_iters=1, global_batch_size=4, seq_length=10)
+    train(state, tokens_per_sample=2.3, callbacks=manager)
+    assert [(result.samples, result.tokens) for result in results] == [(4, 9)]
+
+
 def test_a_step_result_describes_the_step():
     results, manager = [], mb_loop.CallbackManager()
     manager.register("on_train_step_end", lambda context: results.append(context.result))

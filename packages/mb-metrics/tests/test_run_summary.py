@@ -36,13 +36,6 @@ def test_without_a_language_model_the_first_loss_counts():
     assert list(summary.lines())[1:] == ["  best validation loss 3.0000 at step 10"]
 
 
-def test_tokens_of_samples_that_differ_are_counted_on_the_average():
-    for each, tokens in ((None, 512), (19.5, 156)):
-        summary = RunSummary(tokens_per_sample=each)
-        summary.on_train_step_end(context(tokens=8 * 64))
-        assert f"1 steps, {tokens} tokens" in next(summary.lines())
-
-
 def test_the_clock_stops_when_the_device_is_done():
     clock = [0.0]
 

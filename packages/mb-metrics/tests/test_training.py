@@ -21,6 +21,7 @@ from mb_metrics import (  # noqa: E402
     record_run,
     start_profilers,
 )
+from mb_metrics.flops.model import model_flops_per_token  # noqa: E402
 from mb_metrics.flops.peaks import layer_precision  # noqa: E402
 
 from test_training_metrics import context, step_result  # noqa: E402 isort: skip
@@ -64,14 +65,14 @@ def wrapped(chunk, *, groups=GROUPS):
     return SimpleNamespace(chunks=[chunk], groups=groups, device="cpu", vocab_size=32, modules=None)
 
 
-def trained(folder, *, sizes=None, norms=None, model=None, flops=None, frozen=False, **logger):
+def trained(folder, *, attention_length=None, norms=None, model=None, flops=None, frozen=False, **logger):
     chunk, stream = torch.nn.Linear(2, 1), io.StringIO()
     chunk.requires_grad_(not frozen)
     with build_training_metrics(
         run_sections(LoggerConfig(log_interval=1, **logger), model=model),
         wrapped(chunk),
         output=MetricsOutput(folder=folder, stream=stream),
-        sample_sizes=sizes,
+        attention_length=attention_length,
         norms=norms,
         flops=flops,
         step_values=[lambda: {"speed": 1.0}],
@@ -101,7 +102,7 @@ def test_operations_of_a_model_with_frozen_weights_are_given_or_warned_of(tmp_pa
     caplog.clear()
     callback = trained(tmp_path / "given", frozen=True, flops=10.0)[-1]
     assert not caplog.text
-    assert callback.flops(step_result(1)) == 10.0 * callback.tokens(step_result(1))
+    assert callback.flops(step_result(1)) == 10.0 * step_result(1).tokens
 
 
 def test_nothing_is_measured_with_skip_train_metrics_log(tmp_path):
@@ -109,10 +110,10 @@ def test_nothing_is_measured_with_skip_train_metrics_log(tmp_path):
     assert trained(tmp_path, **skipped)[:2] == ([], "")
 
 
-def test_samples_of_different_lengths_count_their_own_tokens(tmp_path):
-    sizes = SimpleNamespace(tokens=3.0, attention_length=5.0)
-    callback = trained(tmp_path, sizes=sizes)[-1]
-    assert callback.tokens(step_result(1)) == 24
+def test_attention_of_samples_of_different_lengths_has_its_own_length(tmp_path):
+    callback = trained(tmp_path, attention_length=5.0)[-1]
+    per_token = model_flops_per_token(section(), seq_length=5, vocab_size=32).total
+    assert callback.flops(step_result(1)) == per_token * step_result(1).tokens
 
 
 def test_norms_of_a_custom_parallel_layout_replace_those_of_one_model(tmp_path):

@@ -161,16 +161,8 @@ def test_failed_saves_are_counted_in_each_later_step(recorder):
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokens", "flops"),
-    [
-        ({}, 80, 0.0),
-        ({"flops_per_token": 10.0}, 80, 800.0),
-        ({"flops_per_token": 10.0, "tokens_per_sample": 2.3}, 18, 180.0),
-    ],
+    ("per_token", "tokens", "flops"), [(None, 80, 0.0), (10.0, 80, 800.0), (10.0, None, 0.0)]
 )
-def test_operations_follow_the_tokens_of_a_step(settings, tokens, flops):
-    callback = TrainingMetrics(Metrics([]), **settings)
-    assert (callback.tokens(step_result(1)), callback.flops(step_result(1))) == (tokens, flops)
-    assert callback.flops(step_result(1, tokens=None)) == flops * (
-        settings.get("tokens_per_sample") is not None
-    )
+def test_operations_follow_the_tokens_of_a_step(per_token, tokens, flops):
+    callback = TrainingMetrics(Metrics([]), flops_per_token=per_token)
+    assert callback.flops(step_result(1, tokens=tokens)) == flops

@@ -90,8 +90,7 @@ class Run:
 
         `locks`: those on the folders of the run; None on ranks without.
         """
-        tokens = None if self.data.sizes is None else self.data.sizes.tokens
-        summary = RunSummary(tokens_per_sample=tokens, wait_for_device=wait_for_device)
+        summary = RunSummary(wait_for_device=wait_for_device)
         if self.loaded.from_persistent_storage:
             self.monitors.checkpoint_loaded()
         if self.job.config.validation.skip_train:
@@ -111,7 +110,7 @@ class Run:
 
     def train_and_evaluate(self, summary: RunSummary, locks: FolderLocks | None) -> TrainOutcome:
         """Train, record metrics and events, and evaluate after the last step. Collective."""
-        config = self.job.config
+        config, sizes = self.job.config, self.data.sizes
         # Read before this start is recorded. Of a run that stopped early, whose last step has no other sign of its end.
         missing = None if self.early_stopping is None else missing_evaluation(self.job)
         with ExitStack() as stack:
@@ -136,6 +135,7 @@ class Run:
                 straggler_stop_requested=stragglers.stop_requested,
                 stop_evaluation=stops.stop_evaluation,
                 non_loss=non_loss,
+                tokens_per_sample=None if sizes is None else sizes.tokens,
                 flops=recorders.metrics.flops,
                 cuda_graphs=build_layer_graphs(config, self.training_model),
                 attention_logits=build_attention_logits(
@@ -332,7 +332,7 @@ class Run:
             self.training_model,
             output=output if job.world.is_logging_rank else None,
             start_step=self.state.train_state.step,
-            sample_sizes=self.data.sizes,
+            attention_length=None if self.data.sizes is None else self.data.sizes.attention_length,
             flops=self._adapted_flops(),
             step_values=stragglers.step_values,
             print_line=self.console.detail,

@@ -99,6 +99,9 @@ class TrainParts:
     cuda_graphs: CudaGraphs | None = None
     """CUDA graphs of layers, captured after their warm-up; None: no graphs."""
 
+    tokens_per_sample: float | None = None
+    """Average tokens of a training sample, if samples differ in length; None: each has `model.seq_length` tokens."""
+
     flops: Callable[[StepResult], float] = no_flops
     """Floating-point operations of a step over all ranks; summed in `floating_point_operations_so_far`."""
 

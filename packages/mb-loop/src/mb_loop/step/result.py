@@ -43,7 +43,7 @@ class StepResult:
     """Sequences trained on, over all ranks."""
 
     tokens: int | None = None
-    """samples x sequence length, padding included; None if no sequence length is set."""
+    """samples x sequence length, padding included; samples x `tokens_per_sample` if that is set. None: neither is."""
 
     should_checkpoint: bool = False
     """The rerun machine requests a persistent checkpoint now."""

@@ -60,7 +60,9 @@ class TrainStep:
         self.agree_on_update = (
             update_sync(parts.optimizer, parts.pg_collection, settings=cfg.train) or _unchanged
         )
-        self.seq_length = cfg.model.seq_length
+        self.tokens_per_sample = (
+            cfg.model.seq_length if parts.tokens_per_sample is None else parts.tokens_per_sample
+        )
         self.empty_cache = empty_cache
         self.empty_cache_level = cfg.train.empty_unused_memory_level
 
@@ -112,7 +114,7 @@ class TrainStep:
             decoupled_learning_rate=decoupled_rate,
             max_attention_logit=max_logit,
             samples=batch.samples,
-            tokens=None if self.seq_length is None else batch.samples * self.seq_length,
+            tokens=None if self.tokens_per_sample is None else round(batch.samples * self.tokens_per_sample),
             should_checkpoint=save,
         )
 

@@ -22,7 +22,7 @@ class BenchResult:
     step_times: tuple[float, ...]
     """Seconds of each measured step."""
     tokens: int | None
-    """Tokens of the measured steps over all ranks, padding included."""
+    """Tokens of the measured steps over all ranks."""
     flops: float | None
     """Model FLOPs of the measured steps over all ranks."""
     peak_tflops: float | None

@@ -25,7 +25,6 @@ from mb_metrics.run.event_recorder import EventRecorder
 from mb_metrics.run.events import EventLog, read_last_step
 from mb_metrics.run.memory_report import MemoryReport, build_memory_report
 from mb_metrics.run.sections import MeasuredModel, MetricsSettings
-from mb_metrics.run.training_context import SampleSizes
 from mb_metrics.run.training_metrics import IntervalValues, TrainingMetrics
 from mb_metrics.sinks.build import build_reductions, build_samplers, build_sinks
 from mb_metrics.sinks.console import TextStream
@@ -110,7 +109,7 @@ def record_run(
     *,
     output: MetricsOutput | None,
     start_step: int = 0,
-    sample_sizes: SampleSizes | None = None,
+    attention_length: float | None = None,
     flops: float | None = None,
     step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
     print_line: Callable[[str], None] = print,
@@ -132,7 +131,7 @@ def record_run(
                 model,
                 output=output,
                 start_step=start_step,
-                sample_sizes=sample_sizes,
+                attention_length=attention_length,
                 flops=flops,
                 step_values=step_values,
             )
@@ -151,7 +150,7 @@ def build_training_metrics(
     *,
     output: MetricsOutput | None,
     start_step: int = 0,
-    sample_sizes: SampleSizes | None = None,
+    attention_length: float | None = None,
     norms: Norms | None = None,
     flops: float | None = None,
     step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
@@ -166,7 +165,7 @@ def build_training_metrics(
         model: The wrapped model.
         output: Destinations; None on every rank but the one that writes.
         start_step: Step of the checkpoint that the run resumes from; 0 without one.
-        sample_sizes: Average sizes of training samples, if they differ in length.
+        attention_length: Length of a sequence with the same attention per token, if training samples differ in length.
         norms: Norms of a model with a custom parallel layout; None: those of `model`.
         flops: Model FLOPs of one token, for a model with frozen weights or adapters; None: those of a model whose
             weights are all trained.
@@ -181,7 +180,7 @@ def build_training_metrics(
     if norms is None:
         norms = build_norms(model, gradients=gradients, megatron_fsdp=config.ddp.use_megatron_fsdp)
     if flops is None:
-        flops = flops_per_token(config.model, vocab_size=model.vocab_size, sample_sizes=sample_sizes)
+        flops = flops_per_token(config.model, vocab_size=model.vocab_size, attention_length=attention_length)
         _warn_of_frozen(model.chunks)
     stage, stages = groups.pp.rank(), groups.pp.size()
     reductions = add_stage_reductions(build_reductions(logger), stages=stages)
@@ -212,7 +211,6 @@ def build_training_metrics(
         metrics,
         samples_per_microbatch=(config.train.micro_batch_size or 1) * groups.dp.size(),
         flops_per_token=flops,
-        tokens_per_sample=None if sample_sizes is None else sample_sizes.tokens,
         gradient_norms=norms.gradients if gradients else None,
         parameter_norm=norms.parameters if records and logger.log_params_norm else None,
         interval_values=interval_values,
@@ -222,9 +220,9 @@ def build_training_metrics(
     )
 
 
-def flops_per_token(model: Any, *, vocab_size: int, sample_sizes: SampleSizes | None) -> float | None:
+def flops_per_token(model: Any, *, vocab_size: int, attention_length: float | None) -> float | None:
     """Return the model FLOPs of one token, forward and backward; None, with a warning, if they are not known."""
-    length = model.seq_length if sample_sizes is None else sample_sizes.attention_length
+    length = model.seq_length if attention_length is None else attention_length
     try:
         return model_flops_per_token(model, seq_length=length, vocab_size=vocab_size).total
     except UnknownFlopsError as error:

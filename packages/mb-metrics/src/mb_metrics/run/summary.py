@@ -15,7 +15,6 @@ class RunSummary:
     """Callback that counts steps, tokens and seconds of this process, and keeps the best validation loss.
 
     Args:
-        tokens_per_sample: average, if samples differ in length; None: each step reports its tokens.
         loss: name of the loss of which the lowest validation value is kept; if there is none of this name, the first.
         clock: clock in seconds.
         wait_for_device: waits until the device has finished the queued work; called before the final clock read.
@@ -24,13 +23,11 @@ class RunSummary:
     def __init__(
         self,
         *,
-        tokens_per_sample: float | None = None,
         loss: str = LANGUAGE_MODEL_LOSS,
         clock: Callable[[], float] = time.monotonic,
         wait_for_device: Callable[[], object] = lambda: None,
     ) -> None:
         self._wait_for_device = wait_for_device
-        self._tokens_per_sample = tokens_per_sample
         self._loss = loss
         self._clock = clock
         self._started = clock()
@@ -46,10 +43,8 @@ class RunSummary:
     def on_train_step_end(self, context: MetricsContext) -> None:
         """Count a step and its tokens."""
         self._steps += 1
-        if context.result is None:
-            return
-        each = self._tokens_per_sample
-        self._tokens += (context.result.tokens or 0) if each is None else round(context.result.samples * each)
+        if context.result is not None:
+            self._tokens += context.result.tokens or 0
 
     def on_eval_end(self, context: MetricsContext) -> None:
         """Keep the lowest loss; NaN and an evaluation that was aborted do not count."""

@@ -64,7 +64,7 @@ class TrainingStep(Protocol):
 
     @property
     def tokens(self) -> int | None:
-        """Tokens trained on, over all ranks, padding included; None: not known."""
+        """Tokens trained on, over all ranks; None: not known."""
 
 
 class EndOfTraining(Protocol):
@@ -134,15 +134,3 @@ class ModelGroups(Protocol):
     @property
     def dp_cp(self) -> RankGroup:
         """Ranks with the same weights: data and context parallelism."""
-
-
-class SampleSizes(Protocol):
-    """Average sizes of training samples of different lengths, without padding."""
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a sample, or of all samples in a pack."""
-
-    @property
-    def attention_length(self) -> float:
-        """Length of a sequence with the same attention per token."""

@@ -66,7 +66,6 @@ class TrainingMetrics:
         metrics: Recorder of the steps; with sinks on the one rank that writes.
         samples_per_microbatch: Sequences of one microbatch over all data-parallel ranks.
         flops_per_token: Floating-point operations per token, forward and backward; None: not known.
-        tokens_per_sample: Average tokens of a sample if samples differ in length; None: each step reports its tokens.
         gradient_norms: Returns the gradient norms for a loss scale; collective. None: they are not recorded.
         parameter_norm: Returns the norm of all parameters; collective. None: it is not recorded.
         interval_values: Functions that return metrics at the end of each log interval.
@@ -81,7 +80,6 @@ class TrainingMetrics:
         *,
         samples_per_microbatch: int = 1,
         flops_per_token: float | None = None,
-        tokens_per_sample: float | None = None,
         gradient_norms: Callable[..., Mapping[str, Any]] | None = None,
         parameter_norm: Callable[[], float] | None = None,
         interval_values: Sequence[IntervalValues] = (),
@@ -93,7 +91,6 @@ class TrainingMetrics:
         self._log_interval = metrics.log_interval
         self._samples_per_microbatch = samples_per_microbatch
         self._flops_per_token = flops_per_token
-        self._tokens_per_sample = tokens_per_sample
         self._measure_gradients, self._parameter_norm = gradient_norms, parameter_norm
         self._interval_values, self._step_values = tuple(interval_values), tuple(step_values)
         self._pausable = tuple(pausable)
@@ -114,12 +111,7 @@ class TrainingMetrics:
 
     def flops(self, result: TrainingStep) -> float:
         """Return the model's floating-point operations of a step over all ranks; 0 if they are not known."""
-        return (self._flops_per_token or 0.0) * (self.tokens(result) or 0)
-
-    def tokens(self, result: TrainingStep) -> int | None:
-        """Return the tokens of a step; for samples of different lengths the average, without padding."""
-        per_sample = self._tokens_per_sample
-        return result.tokens if per_sample is None else round(result.samples * per_sample)
+        return (self._flops_per_token or 0.0) * (result.tokens or 0)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -168,7 +160,7 @@ class TrainingMetrics:
                 **{name: value for read in self._step_values for name, value in read().items()},
             },
             samples=result.samples,
-            tokens=self.tokens(result),
+            tokens=result.tokens,
             skipped=result.skipped,
             consumed_samples=counters.consumed_train_samples,
         )

@@ -97,6 +97,27 @@ def _offloading_with_pipeline(cpu_offloading, cpu_offloading_num_layers, pp):
     return f"{cpu_offloading_num_layers} layers are offloaded under pipeline parallelism (pp={pp})"
 
 
+@model_rule(
+    "G61",
+    why="Megatron Core recomputes each depth of multi-token prediction as a group of one layer",
+    fix="Set recompute_num_layers=1, or recompute_method=block, which does not recompute the depths.",
+    fails={
+        "mtp_num_layers": 1,
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 2,
+    },
+    passes={"recompute_num_layers": 1},
+)
+def _depths_recomputed_in_groups(
+    mtp_num_layers, recompute_granularity, recompute_method, recompute_num_layers
+):
+    groups = recompute_granularity == "full" and recompute_method == "uniform"
+    if not mtp_num_layers or not groups or recompute_num_layers in (None, 1):
+        return None
+    return f"{mtp_num_layers} prediction depths are recomputed with recompute_num_layers={recompute_num_layers}"
+
+
 RULES: tuple[Rule, ...] = (
     excludes(
         "K01",

@@ -147,6 +147,21 @@ def test_multi_token_prediction_saves_a_layer_and_logits():
     assert chunk({**FULL, "mtp_num_layers": 1})[0] - chunk(FULL)[0] == 7 * 2 * S * H + 4 * S * V
 
 
+def test_recomputed_blocks_leave_out_multi_token_prediction():
+    block = {**FULL, "recompute_method": "block"}
+    more = chunk({**block, "mtp_num_layers": 1})[0] - chunk(block)[0]
+    assert more == chunk({"mtp_num_layers": 1})[0] - chunk({})[0]
+
+
+def test_norms_of_queries_and_keys_save_their_inputs():
+    groups = {"num_query_groups": 8}
+    assert layer({**groups, "qk_layernorm": True}) - layer(groups) == 2 * S * (H + 8 * H / A)
+
+
+def test_an_output_gate_saves_its_sigmoid_in_float32_and_its_product():
+    assert layer({"attention_output_gate": True}) - layer() == S * H * (4 + 2)
+
+
 def pipeline(stages, *, chunks=1, microbatches=64, **fields):
     return PipelineSchedule(stages=stages, chunks=chunks, microbatches=microbatches, group=stages, **fields)
 

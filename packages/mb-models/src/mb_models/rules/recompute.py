@@ -115,7 +115,9 @@ def _depths_recomputed_in_groups(
     groups = recompute_granularity == "full" and recompute_method == "uniform"
     if not mtp_num_layers or not groups or recompute_num_layers in (None, 1):
         return None
-    return f"{mtp_num_layers} prediction depths are recomputed with recompute_num_layers={recompute_num_layers}"
+    return (
+        f"{mtp_num_layers} prediction depths are recomputed with recompute_num_layers={recompute_num_layers}"
+    )
 
 
 RULES: tuple[Rule, ...] = (

@@ -95,7 +95,7 @@ def layer_bytes(
     parts = {
         "rest": shape.norms_of_layer * shape.hidden * narrow + masks,
         "layernorm": 2 * shape.hidden * narrow,
-        **_attention(shape, wide),
+        **_attention(shape, batch.tokens, e),
         "core_attn": _scores(shape, settings, batch),
     }
     if experts and shape.experts is not None:
@@ -110,12 +110,18 @@ def _widths(shape: ModelShape, settings: ActivationSettings) -> int:
     return 3 if settings.fused_activation else 5
 
 
-def _attention(shape: ModelShape, wide: float) -> dict[str, float]:
+def _attention(shape: ModelShape, tokens: int, number_bytes: int) -> dict[str, float]:
+    """Return the bytes of query, key, value and result, of inputs of their norms, and of the output gate.
+
+    Megatron's gate saves its sigmoid in float32, and its product with the result.
+    """
+    wide = tokens * number_bytes
     if shape.latent is not None:
         return _latent(shape, shape.latent, wide)
     query, key = shape.heads * shape.head, shape.groups * shape.head
-    gate = query if shape.output_gate else 0
-    return {"attention": (2 * query + 2 * key + 2 * gate) * wide / shape.tp}
+    normed = query + key if shape.qk_norm else 0
+    gate = query * tokens * (4 + number_bytes) if shape.output_gate else 0
+    return {"attention": ((2 * query + 2 * key + normed) * wide + gate) / shape.tp}
 
 
 def _latent(shape: ModelShape, latent: LatentAttention, wide: float) -> dict[str, float]:
@@ -189,11 +195,11 @@ def chunk_bytes(
     start = float(shape.hidden * batch.tokens * settings.number_bytes)
     if settings.sequence_parallel or settings.spread_inputs:
         start /= shape.tp
-    ends += start * chunk.mtp
     number = settings.recompute_layers
-    if settings.method == "block":
+    if settings.method == "block":  # Megatron recomputes no depth of multi-token prediction
         again = min(number, len(saved))
-        return again * start + sum(saved[again:]) + ends, max([last, *saved[:again]])
+        return again * start + sum(saved[again:]) + ends + last * chunk.mtp, max([0.0, *saved[:again]])
+    ends += start * chunk.mtp
     groups = [sum(saved[first : first + number]) for first in range(0, len(saved), number)]
     return len(groups) * start + ends, max([last, *groups])
 

@@ -45,8 +45,10 @@ class DurationLimit:
         max_across_ranks: MaxAcrossRanks = single_process,
     ) -> None:
         self.minutes = minutes
-        self._clock = time.monotonic if clock is time.time else clock
-        self._start_time = self._clock() - (clock() - start_time)
+        self._clock, self._start_time = clock, start_time
+        if clock is time.time:
+            self._clock = time.monotonic
+            self._start_time += time.monotonic() - clock()
         self._max_across_ranks = max_across_ranks
         self._last: tuple[int, float] | None = None
         self._next = 0

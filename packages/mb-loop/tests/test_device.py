@@ -12,11 +12,12 @@ import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
 from mb_loop.callbacks import CallbackManager, EventDispatcher  # noqa: E402
 from mb_loop.evaluation.evaluate import run_evaluation  # noqa: E402
+from mb_loop.exits.exit_conditions import never_stop  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 from mb_loop.maintenance.manual_gc import ManualGC  # noqa: E402
 from mb_loop.maintenance.periodic import maintenance_tasks, wait_for_device  # noqa: E402
 from mb_loop.settings import batch_plan  # noqa: E402
-from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup  # noqa: E402
+from mb_loop.step.forward_backward import ForwardBackwardRunner  # noqa: E402
 from mb_loop.step.hooks import ForwardPreHooks  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
@@ -38,7 +39,6 @@ def runner_of(model):
         data_iterator=tiny.batches(),
         model=[model],
         seq_length=None,
-        parallel=ParallelSetup(),
     )
 
 
@@ -79,6 +79,8 @@ def test_an_evaluation_releases_memory_after_each_batch(level, releases):
         groups=None,
         hooks=ForwardPreHooks([model], used=False),
         kind="eval",
+        stop_evaluation=never_stop,
+        non_loss=None,
         empty_cache=lambda: log.append("release"),
     )
     assert len(log) == releases

@@ -10,7 +10,9 @@ from mb_loop.exits.outcome import LoopExit
 
 def limit(minutes):
     """Return a limit that is first queried after ten minutes."""
-    return DurationLimit(minutes=minutes, clock=lambda: 600.0, start_time=0.0)
+    return DurationLimit(
+        minutes=minutes, clock=lambda: 600.0, start_time=0.0, max_across_ranks=lambda value: value
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,9 @@ def test_a_wall_clock_that_is_set_during_a_run_does_not_end_it(monkeypatch):
     wall, monotonic = [1e9], [50.0]
     monkeypatch.setattr(time, "time", clock := lambda: wall[0])
     monkeypatch.setattr(time, "monotonic", lambda: monotonic[0])
-    duration = DurationLimit(minutes=20, clock=clock, start_time=wall[0] - 600)
+    duration = DurationLimit(
+        minutes=20, clock=clock, start_time=wall[0] - 600, max_across_ranks=lambda value: value
+    )
     for jump in (86_400, -172_800):
         wall[0] += jump
         assert not duration.reached()

@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from mb_loop import training
 from mb_loop.callbacks import EVENTS, CallbackManager, EventDispatcher, EventName
-from mb_loop.collectives import any_rank, max_across_ranks
+from mb_loop.collectives import max_across_ranks
 from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation import evaluate as evaluation
 from mb_loop.evaluation.evaluate import EvaluationKind
@@ -317,7 +317,7 @@ def post_training_step_callbacks(  # noqa: PLR0913 (Megatron-Bridge's arguments)
     interval = train.check_weight_hash_across_dp_replicas_interval
     if interval and pg_collection is not None and iteration % interval == 0:
         hooks = ForwardPreHooks(model, used=should_toggle_forward_pre_hook, optimizer=optimizer)
-        ReplicaCheck(model, groups=pg_collection, hooks=hooks, any_rank=any_rank)(iteration)
+        ReplicaCheck(model, groups=pg_collection, hooks=hooks)(iteration)
     if config.profiling is not None and iteration == config.profiling.profile_step_end:
         _end_profiles(prof, nsys_nvtx_context)
     manual_gc = ManualGC(train)

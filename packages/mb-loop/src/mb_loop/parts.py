@@ -15,7 +15,7 @@ from mb_loop.maintenance.checkpoint_saver import Checkpointer
 from mb_loop.rerun_machine import RerunMachine
 from mb_loop.settings import GlobalState
 from mb_loop.step.attention_logits import AttentionLogits
-from mb_loop.step.forward_backward import ForwardBackwardRunner, ParallelSetup
+from mb_loop.step.forward_backward import ForwardBackwardRunner, require_parallel_parts
 from mb_loop.step.forward_step import ForwardStep, inspected_forward_step
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.optimizers import Scheduler
@@ -128,16 +128,18 @@ class TrainParts:
         Raises:
             ParallelSetupError: a parallel run has no group or no schedule.
         """
-        parallel = ParallelSetup(
-            forward_backward_func=self.forward_backward_func,
-            pg_collection=self.pg_collection,
-            p2p_communicator=self.p2p_communicator,
+        require_parallel_parts(
+            state.cfg.data_parallel_size,
+            self.model,
+            schedule=self.forward_backward_func,
+            groups=self.pg_collection,
         )
-        parallel.check(state.cfg, self.model)
         return ForwardBackwardRunner(
             inspected_forward_step(self.forward_step_func, state),
             data_iterator=data_iterator,
             model=self.model,
             seq_length=state.cfg.model.seq_length,
-            parallel=parallel,
+            schedule=self.forward_backward_func,
+            groups=self.pg_collection,
+            p2p_communicator=self.p2p_communicator,
         )

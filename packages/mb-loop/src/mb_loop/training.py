@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mb_loop.collectives import any_rank, max_across_ranks
+from mb_loop.collectives import max_across_ranks
 from mb_loop.data_iterator import discard_step, observed, require_iterators
 from mb_loop.errors import TrainSettingsError
 from mb_loop.evaluation.evaluate import ScheduledEvaluation
@@ -101,7 +101,7 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
         graphs = GraphCapture(parts.cuda_graphs, hooks=hooks)
     replicas = None
     if parts.pg_collection is not None and cfg.train.check_weight_hash_across_dp_replicas_interval:
-        replicas = ReplicaCheck(parts.model, groups=parts.pg_collection, hooks=hooks, any_rank=any_rank)
+        replicas = ReplicaCheck(parts.model, groups=parts.pg_collection, hooks=hooks)
     loop = TrainLoop(
         train_iters=train_iters,
         skip_steps=frozenset(cfg.train.iterations_to_skip),

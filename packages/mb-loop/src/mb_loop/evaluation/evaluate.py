@@ -207,8 +207,8 @@ def run_evaluation(
     groups: LossGroups | None,
     hooks: ForwardPreHooks,
     kind: EvaluationKind,
-    stop_evaluation: StopEvaluation = never_stop,
-    non_loss: NonLossData | None = None,
+    stop_evaluation: StopEvaluation,
+    non_loss: NonLossData | None,
     empty_cache: Callable[[], object] = torch.cuda.empty_cache,
 ) -> dict[str, float] | None:
     """Run `evaluate` with components that are already built; state and model are those of `events`. Collective.

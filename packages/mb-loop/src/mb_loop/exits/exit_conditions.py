@@ -14,11 +14,6 @@ MAX_STEPS = 1000
 """Maximum number of steps between two comparisons of the clocks."""
 
 
-def single_process(value: float) -> float:
-    """Return the value of the only process."""
-    return value
-
-
 class DurationLimit:
     """Limit on the time that a job runs, with the same result on all ranks.
 
@@ -42,7 +37,7 @@ class DurationLimit:
         minutes: float,
         clock: Callable[[], float],
         start_time: float,
-        max_across_ranks: MaxAcrossRanks = single_process,
+        max_across_ranks: MaxAcrossRanks,
     ) -> None:
         self.minutes = minutes
         self._clock, self._start_time = clock, start_time

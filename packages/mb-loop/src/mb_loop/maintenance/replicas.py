@@ -1,12 +1,13 @@
 """Bitwise comparison of the weights of data-parallel replicas. Imports torch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mb_loop.collectives import any_rank
 from mb_loop.errors import ReplicaMismatchError
 from mb_loop.step.hooks import ForwardPreHooks
 from mb_loop.step.losses import LossGroups
@@ -74,21 +75,12 @@ class ReplicaCheck:
         model: model chunks of this rank.
         groups: dense weights are compared over its `dp_cp` group, experts over its `expt_dp` group, if present.
         hooks: disabled during the check, so that all parameters are gathered.
-        any_rank: returns whether a flag is set on any rank of the world.
     """
 
-    def __init__(
-        self,
-        model: Sequence[Any],
-        *,
-        groups: LossGroups,
-        hooks: ForwardPreHooks,
-        any_rank: Callable[[bool], bool],
-    ) -> None:
+    def __init__(self, model: Sequence[Any], *, groups: LossGroups, hooks: ForwardPreHooks) -> None:
         self._model = model
         self._groups = groups
         self._hooks = hooks
-        self._any_rank = any_rank
 
     def __call__(self, step: int) -> None:
         """Compare after `step` finished steps. Collective over the world.
@@ -101,7 +93,7 @@ class ReplicaCheck:
         with self._hooks.paused():
             names = different_weights(self._model, dense=groups.dp_cp, expert=expert)
         # Over the world: a rank whose replicas agree would wait in its next collective for the ranks that raise.
-        if self._any_rank(bool(names)):
+        if any_rank(bool(names)):
             shown = (
                 f"{', '.join(names[:5])} ({len(names)} in all)"
                 if names

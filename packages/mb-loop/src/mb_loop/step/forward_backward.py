@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mb_loop.errors import DataExhaustedError, ParallelSetupError
-from mb_loop.settings import LoopSettings
 from mb_loop.step.forward_step import ForwardStep
 from mb_loop.step.losses import LossGroups
 from mb_loop.step.microbatches import StepBatch
@@ -24,47 +22,39 @@ class GradientBuffer(Protocol):
         """Zero the gradient buffers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSetup:
-    """Schedule, process groups and communication of a parallel run."""
+def require_parallel_parts(
+    data_parallel_size: int | None,
+    model: Sequence[Any],
+    *,
+    schedule: ForwardBackward | None,
+    groups: LossGroups | None,
+) -> None:
+    """Reject parts of a run that would train incorrectly without an error.
 
-    forward_backward_func: ForwardBackward | None = None
-    """Megatron's schedule; None: `forward_backward_no_pipelining` of this package."""
-
-    pg_collection: LossGroups | None = None
-    """Losses are averaged over its `dp_cp` group; None: over microbatches only."""
-
-    p2p_communicator: Any = None
-    """Megatron's pipeline communicator. When set, `pg_collection` is passed to the schedule as well; otherwise the
-    schedule takes both from Megatron's global state."""
-
-    def check(self, cfg: LoopSettings, model: Sequence[Any]) -> None:
-        """Reject a setup that would train incorrectly without an error.
-
-        Raises:
-            ParallelSetupError: there are several data-parallel ranks and no group, torch's DistributedDataParallel has
-                more ranks than the settings, or the chunks are wrapped by Megatron's and there is no schedule.
-        """
-        size = cfg.data_parallel_size
-        for chunk in model:
-            ranks = chunk.process_group.size() if isinstance(chunk, DistributedDataParallel) else 1
-            if ranks > 1 and size not in (None, ranks):
-                raise ParallelSetupError(
-                    f"data_parallel_size: is {size}, but DistributedDataParallel averages the gradients of {ranks} "
-                    "ranks, so that each step would read more than the global batch. Pass "
-                    f"LoopState.of(data_parallel_size={ranks}, ...)."
-                )
-        if size is not None and size > 1 and self.pg_collection is None:
+    Raises:
+        ParallelSetupError: there are several data-parallel ranks and no group, torch's DistributedDataParallel has
+            more ranks than the settings, or the chunks are wrapped by Megatron's and there is no schedule.
+    """
+    size = data_parallel_size
+    for chunk in model:
+        ranks = chunk.process_group.size() if isinstance(chunk, DistributedDataParallel) else 1
+        if ranks > 1 and size not in (None, ranks):
             raise ParallelSetupError(
-                f"pg_collection: is None with data_parallel_size={size}, so each rank would report its own "
-                "loss. Pass Megatron's ProcessGroupCollection, or any object whose dp_cp is the data-parallel group."
+                f"data_parallel_size: is {size}, but DistributedDataParallel averages the gradients of {ranks} "
+                "ranks, so that each step would read more than the global batch. Pass "
+                f"LoopState.of(data_parallel_size={ranks}, ...)."
             )
-        if self.forward_backward_func is None and any(isinstance(chunk, GradientBuffer) for chunk in model):
-            raise ParallelSetupError(
-                "forward_backward_func: is None with a Megatron-wrapped model, whose gradients this "
-                "package's schedule would not reduce. Pass get_forward_backward_func() of "
-                "megatron.core.pipeline_parallel."
-            )
+    if size is not None and size > 1 and groups is None:
+        raise ParallelSetupError(
+            f"pg_collection: is None with data_parallel_size={size}, so each rank would report its own "
+            "loss. Pass Megatron's ProcessGroupCollection, or any object whose dp_cp is the data-parallel group."
+        )
+    if schedule is None and any(isinstance(chunk, GradientBuffer) for chunk in model):
+        raise ParallelSetupError(
+            "forward_backward_func: is None with a Megatron-wrapped model, whose gradients this "
+            "package's schedule would not reduce. Pass get_forward_backward_func() of "
+            "megatron.core.pipeline_parallel."
+        )
 
 
 class ForwardBackwardRunner:
@@ -75,7 +65,9 @@ class ForwardBackwardRunner:
         data_iterator: an iterator, a list with one iterator per chunk, or None on ranks that read no data.
         model: model chunks of this rank.
         seq_length: tokens per sequence.
-        parallel: schedule and communication.
+        schedule: Megatron's schedule; None: `forward_backward_no_pipelining` of this package.
+        groups: passed to the schedule together with `p2p_communicator`.
+        p2p_communicator: Megatron's pipeline communicator; None: the schedule takes both from Megatron's global state.
     """
 
     def __init__(
@@ -85,10 +77,11 @@ class ForwardBackwardRunner:
         data_iterator: Any,
         model: Sequence[Any],
         seq_length: int | None,
-        parallel: ParallelSetup,
+        schedule: ForwardBackward | None = None,
+        groups: LossGroups | None = None,
+        p2p_communicator: Any = None,
     ) -> None:
         self.data_iterator = data_iterator
-        schedule = parallel.forward_backward_func
         self._run = forward_backward_no_pipelining if schedule is None else schedule
         self._arguments: dict[str, Any] = {
             "forward_step_func": forward_step,
@@ -97,9 +90,9 @@ class ForwardBackwardRunner:
             "decoder_seq_length": seq_length,
         }
         # Megatron's schedules take both or neither: with a communicator they do not read the global parallel state.
-        if parallel.p2p_communicator is not None:
-            self._arguments["p2p_communicator"] = parallel.p2p_communicator
-            self._arguments["pg_collection"] = parallel.pg_collection
+        if p2p_communicator is not None:
+            self._arguments["p2p_communicator"] = p2p_communicator
+            self._arguments["pg_collection"] = groups
 
     def with_data(self, data_iterator: Any) -> "ForwardBackwardRunner":
         """Return a copy that reads from another data iterator."""

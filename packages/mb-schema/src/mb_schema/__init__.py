@@ -3,9 +3,10 @@
 Files in the order in which a section is met: `sections` (base class), `value_types` (its values against its
 annotations), `rules` and `rule_kinds` (conditions on several values), `secrets`, `paths` and `unusable_paths` (what is
 printed and opened), `files` (what is replaced as a whole), `versions`, `file_names`, `json_rows`, `yaml_settings` and
-`declared_sizes` (what is read from elsewhere), `batch_stages` (batch sizes of a run), `gpu_names`, `save_result` (what
-a checkpointer returns to a loop), `lazy` (names of a package that are imported at their first use), `import_hook`
-(functions that are called around the code of a module), `hydra_text` (values of overrides). Standard library only.
+`declared_sizes` (what is read from elsewhere), `batch_stages` (batch sizes of a run), `attention_masks`,
+`megatron_flags` (flags of Megatron-LM by a table), `gpu_names`, `save_result` (what a checkpointer returns to a loop),
+`lazy` (names of a package that are imported at their first use), `import_hook` (functions that are called around the
+code of a module), `hydra_text` (values of overrides). Standard library only.
 
 >>> from mb_schema import check
 >>> from mb_schema.rule_kinds import in_range

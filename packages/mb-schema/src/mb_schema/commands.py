@@ -1,17 +1,20 @@
 """Commands of the programs of all packages. Requires typer, which the extra `cli` of each package installs."""
 
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from typing import Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from mb_schema.exit_codes import INTERRUPTED, message_of, print_error
+from mb_schema.versions import installed_version
 
 
 class CommandWithExample(TyperCommand):
@@ -53,6 +56,30 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
     with_records.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     with_records.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return with_records
+
+
+def version_option(distribution: str, *, pattern: str = "", frameworks: Sequence[str] = ()) -> Any:
+    """Return the option `--version`, which prints a line per distribution and exits. No distribution is imported.
+
+    Args:
+        distribution: Printed first.
+        pattern: Regular expression for those that it requires without an extra and that are printed next; empty: none.
+        frameworks: Printed last.
+    """
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            needed = import_module("importlib.metadata").requires(distribution) if pattern else None
+            matches = [re.match(pattern, text) for text in needed or () if "extra ==" not in text]
+            for name in (distribution, *(match[0] for match in matches if match), *frameworks):
+                typer.echo(f"{name} {installed_version(name) or 'not installed'}")
+            raise typer.Exit
+
+    listed = ", ".join(["its packages", *frameworks])
+    several = f"Print the versions of {distribution}, {listed}."
+    return typer.Option(
+        "--version", is_eager=True, callback=show, help=several if pattern else "Print the version."
+    )
 
 
 @contextmanager

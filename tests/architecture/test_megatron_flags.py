@@ -35,6 +35,7 @@ from mb_config.megatron_lm.conversion import convert  # noqa: E402
 from mb_config.megatron_lm.differences import differences as script_differences  # noqa: E402
 from mb_config.megatron_lm.flag_table import (  # noqa: E402
     Arguments,
+    flag_table,
     parse_flags,
     read_flags,
 )
@@ -192,7 +193,7 @@ def test_the_table_equals_the_installed_parser():
     if os.environ.get("MB_RECORD_GOLDENS"):
         lines = [f" {json.dumps(dest)}: {json.dumps(row)}" for dest, row in rows.items()]
         TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-        read_flags.cache_clear()
+        flag_table.cache_clear()
     found = json.loads(TABLE.read_text())
     assert {dest: row for dest, row in found.items() if rows.get(dest) != row} == {}
     assert found.keys() == rows.keys()

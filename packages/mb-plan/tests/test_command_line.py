@@ -7,7 +7,7 @@ import pytest
 
 from mb_plan import best_layouts, describe_run, read_command_line
 from mb_plan.errors import ModelFileError, PlanError
-from mb_plan.megatron_lm.command_line import read_flags
+from mb_plan.megatron_lm.command_line import flag_table
 from mb_plan.shape.sources import read_file
 
 LLAMA = (
@@ -214,9 +214,10 @@ def test_lines_that_a_shell_joins_are_one():
 
 
 def test_each_flag_has_one_use():
-    options = [option for flag in read_flags().values() for option in flag.options]
+    flags = flag_table().flags.values()
+    options = [option for flag in flags for option in flag.options]
     assert len(options) == len(set(options))
-    assert {flag.use for flag in read_flags().values()} == {
+    assert {flag.use for flag in flags} == {
         "used",
         "not_distinguished",
         "no_effect",
@@ -282,14 +283,6 @@ def test_a_recipe_of_precision_is_not_guessed(tmp_path):
 def test_a_precision_that_the_gpu_does_not_have_is_refused():
     with pytest.raises(PlanError, match="--precision: h100 does not compute in fp4"):
         describe_run(read_command_line(LLAMA), gpus="8xh100", precision="fp4")
-
-
-@pytest.fixture
-def program():
-    testing = pytest.importorskip("typer.testing", reason="needs mb-plan[cli]")
-    from mb_plan.cli.app import app
-
-    return lambda *words: testing.CliRunner().invoke(app, [*map(str, words)])
 
 
 def test_the_program_takes_a_line_in_quotation_marks_or_behind_dashes(program):

@@ -375,6 +375,7 @@ def test_the_first_event_of_a_run_has_its_predicted_speed():
         ({"cuda_graph_impl": "full_iteration"}, "step"),
         ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, "step"),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn"]}, ("attn",)),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "mlp,attn"}, ("attn", "mlp")),
         ({"cuda_graph_impl": "transformer_engine"}, ("attn", "mamba", "mlp", "moe")),
         ({"cuda_graph_impl": "local", "cuda_graph_modules": "full"}, ("attn", "mamba", "mlp", "moe")),
     ],

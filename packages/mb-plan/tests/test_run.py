@@ -113,14 +113,6 @@ def test_other_numbers_of_tokens_are_refused(text):
         read_amount(text)
 
 
-@pytest.fixture
-def program():
-    testing = pytest.importorskip("typer.testing", reason="needs mb-plan[cli]")
-    from mb_plan.cli.app import app
-
-    return lambda *words: testing.CliRunner().invoke(app, [*map(str, words)])
-
-
 BY_HAND = [word for name, size in SIZES.items() for word in (f"--{name.replace('_', '-')}", size)]
 
 

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from mb_checkpoint.trainer_api import app as mb_checkpoint_app
-from mb_config.trainer_api import OverridesWithDashes, add_import_option, version_option
+from mb_config.trainer_api import OverridesWithDashes, add_import_option
 from mb_guard.trainer_api import diagnosis
+from mb_schema.commands import version_option
 from mb_schema.standard_streams import open_standard_streams
 from mb_trainer.cli.configs import configs
 from mb_trainer.cli.data import data

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mb_config import ConfigError
 from mb_config.trainer_api import CommandInput, TargetMachine, counted
-from mb_plan import GPU_MEMORY, PlanError, Prediction, ResourcePlan, make_plan, predict
+from mb_plan import GPU_MEMORY, PlanError, Prediction, ResourcePlan, make_plan
 from mb_plan.trainer_api import (
     SavePlan,
     SweptPoint,
@@ -18,6 +18,7 @@ from mb_plan.trainer_api import (
     print_plan,
     print_prediction,
     print_saves,
+    try_predict,
     write_memory_chart,
     write_step_chart,
 )
@@ -58,7 +59,8 @@ def plan(
         raise ConfigError(result.errors or result.problems)
     planned = _planned(config, result.errors, world_size=size)
     fits = planned.fits(target.gpu)
-    speed, unpredicted = _predicted(config, planned, gpu=target.gpu)
+    gpu = target.gpu
+    speed, unpredicted = (None, "") if gpu is None else try_predict(config.sections(), planned, gpu=gpu)
     if chart is not None:
         write_memory_chart(chart, planned, title=f"{request.name}: memory per GPU", gpu=target.gpu)
         if explained and speed is not None:
@@ -82,7 +84,8 @@ def plan(
         planned, problems=len(result.errors), gpu=target.gpu, assumed=target.world_size is None
     ):
         print(line, file=sys.stderr)
-    for note in unpredicted if speed is None else speed.notes:
+    notes = [f"the time of a step is not predicted: {unpredicted}"] if unpredicted else []
+    for note in (*notes, *(() if speed is None else speed.notes)):
         print(f"note: {note}", file=sys.stderr)
     return FAILURE if result.errors or fits is False else DONE
 
@@ -137,18 +140,6 @@ def _planned(
         if unread:  # without the tokenizer the size of the embedding is unknown
             raise ConfigError(unread) from None
         raise
-
-
-def _predicted(
-    config: ConfigContainer, planned: ResourcePlan, *, gpu: str | None
-) -> tuple[Prediction | None, tuple[str, ...]]:
-    """Return the predicted step, or the reason why there is none; without a GPU there is neither."""
-    if gpu is None:
-        return None, ()
-    try:
-        return predict(config.sections(), planned, gpu=gpu), ()
-    except PlanError as error:
-        return None, (f"the time of a step is not predicted: {error}",)
 
 
 def _planned_saves(

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mb_config.cli.rules import UnknownRuleError as UnknownRuleError
     from mb_config.cli.rules import print_explanation as print_explanation
     from mb_config.cli.rules import print_rules as print_rules
-    from mb_config.cli.versions import version_option as version_option
     from mb_config.container.container import world_size_of_environment as world_size_of_environment
     from mb_config.container.field_access import expand_home_in as expand_home_in
     from mb_config.container.field_access import set_field as set_field

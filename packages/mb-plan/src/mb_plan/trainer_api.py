@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mb_plan.sweep.points import SweptPoint as SweptPoint
     from mb_plan.sweep.points import best_points as best_points
     from mb_plan.sweep.points import values_as_written as values_as_written
+    from mb_plan.time.prediction import try_predict as try_predict
     from mb_plan.time.saves import SavePlan as SavePlan
     from mb_plan.time.saves import plan_saves as plan_saves
 

@@ -20,7 +20,7 @@ from mb_config.cli.options import (
     add_import_option,
     target_machine,
 )
-from mb_schema.commands import CommandWithExample, common_options
+from mb_schema.commands import CommandWithExample, common_options, version_option
 from mb_schema.exit_codes import exit_code
 
 app = typer.Typer(
@@ -177,18 +177,9 @@ def show(
 app.add_typer(imports)
 
 
-def _print_version(wanted: bool) -> None:
-    """Print the version and exit if `--version` is given."""
-    if wanted:
-        typer.echo(f"mb-config {import_module('importlib.metadata').version('mb-config')}")
-        raise typer.Exit
-
-
 @app.callback()
 def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, version_option("mb-config")] = False,
 ) -> None:
     """Check and show the configuration of a Megatron trainer, before anything is built."""
 

@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 from mb_config.megatron_lm.flag_table import (
-    TYPES,
     Arguments,
     MegatronFlagError,
     option_of,
@@ -25,6 +24,7 @@ from mb_config.megatron_lm.flag_table import (
 from mb_config.megatron_lm.no_counterpart import reason_of_value, reason_without_counterpart
 from mb_config.megatron_lm.script import ScriptWords, attention_backend, carried_variables
 from mb_config.megatron_lm.section_conversions import CONVERSIONS, NO_EFFECT_WITHOUT, is_converted
+from mb_schema.megatron_flags import TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def _reason_dropped(dest: str, arguments: Arguments) -> str | None:
     if reason is not None:
         return reason
     flag = read_flags()[dest]
-    return None if flag.path or is_converted(dest) else reason_without_counterpart(flag)
+    return None if flag.path or is_converted(dest) else reason_without_counterpart(dest, flag)
 
 
 @cache

@@ -71,7 +71,7 @@ def reason_of_value(dest: str, value: Any, arguments: Arguments) -> str | None:
     return None
 
 
-def reason_without_counterpart(flag: Flag) -> str:
-    """Return why a flag sets nothing."""
-    found = NO_EFFECT.get(flag.dest) or GROUPS.get(flag.group)
+def reason_without_counterpart(dest: str, flag: Flag) -> str:
+    """Return why a flag sets nothing, which is that of the argument `dest`."""
+    found = NO_EFFECT.get(dest) or GROUPS.get(flag.group)
     return found or "has no counterpart in this project"

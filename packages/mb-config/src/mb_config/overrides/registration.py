@@ -72,7 +72,7 @@ def recipe(
 
 
 def recipes_in(module: Mapping[str, Any]) -> dict[str, Recipe]:
-    """Return the recipes that a module defines, by name, in the order of definition; called with `globals()`."""
+    """Return the recipes that a module defines, by name, in the order of definition; called with its `vars()`."""
     return {
         name: value._recipe
         for name, value in module.items()

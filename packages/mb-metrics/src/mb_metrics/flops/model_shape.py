@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mb_metrics.errors import MetricsError
+from mb_schema.attention_masks import attended_pairs
 
 _OTHER_NAMES = {
     "gated_linear_unit": "swiglu",
@@ -143,20 +144,5 @@ def _listed(pattern: object, layer: int, name: str) -> object:
 def positions_per_token(
     lengths: Collection[float], *, window: tuple[int, int] | None = None, causal: bool = True
 ) -> float:
-    """Return the number of positions that a token attends to, averaged over sequences of these lengths.
-
-    A sequence of s tokens has s^2 pairs. A causal mask keeps s^2 / 2 of them (its diagonal counts half), and a window
-    (left, right) keeps those in its band; -1 is an unlimited window. Source: the area of the mask.
-    """
-    left, right = (-1, -1) if window is None else window
-    pairs = 0.0
-    for length in lengths:
-        pairs += _band(length, length if left < 0 else left + 1)
-        if not causal:
-            pairs += _band(length, length if right < 0 else right)
-    return pairs / sum(lengths)
-
-
-def _band(length: float, reach: float) -> float:
-    reach = min(reach, length)
-    return length * reach - reach**2 / 2
+    """Return the number of positions that a token attends to, averaged over sequences of these lengths."""
+    return sum(attended_pairs(length, window=window, causal=causal) for length in lengths) / sum(lengths)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mb_plan.cli.console import read_chart
-from mb_schema.commands import CommandWithExample, exit_codes
+from mb_schema.commands import CommandWithExample, exit_codes, version_option
 
 app = typer.Typer(
     name="mb-plan", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
@@ -19,12 +19,6 @@ app = typer.Typer(
 
 def _size(help_text: str) -> Any:
     return typer.Option(min=1, metavar="N", help=help_text, show_default=False)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"mb-plan {import_module('importlib.metadata').version('mb-plan')}")
-        raise typer.Exit
 
 
 class _CommandWithFlags(CommandWithExample):
@@ -101,9 +95,7 @@ def plan(  # noqa: PLR0913 - options of a command
         bool, typer.Option("--explain", help="Print the parts of the predicted step.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    _version: Annotated[bool, version_option("mb-plan")] = False,
 ) -> None:
     """Print what a run needs before it starts: parameters, FLOPs, memory, step time, days, disk, the best layouts.
 

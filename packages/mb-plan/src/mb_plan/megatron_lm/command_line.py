@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import json
 import re
 import shlex
@@ -11,30 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from mb_plan.errors import ModelFileError
+from mb_schema.megatron_flags import FlagTable, MegatronFlag
 
 Use = Literal["used", "not_distinguished", "no_effect", "not_planned"]
 """What a plan does with a flag: it reads it; it does not distinguish runs with and without it, and names it in a note;
 it has no effect on memory or on the time of a step; or it has one that is not planned, so that it is an error."""
 PROGRAMS = re.compile(r"pretrain_(gpt|mamba|hybrid|t5)\.py")
-TYPES: Mapping[str, Any] = {"int": int, "float": float, "str": str}
-"""Types of values; text for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """One argument of Megatron-LM: several flags that set the same value count as one."""
+class PlannedFlag(MegatronFlag):
+    """One argument of Megatron-LM, and what a plan does with it."""
 
     use: Use
-    options: Mapping[str, str]
-    """Flag to its kind: "value", "true" or "false" (the flag takes no value and sets this one)."""
-    type: str = "str"
-    nargs: str | None = None
-    """`nargs` of argparse; None for one value."""
-    choices: tuple[str, ...] = ()
-    default: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +40,20 @@ class CommandLine:
 
     def __getitem__(self, dest: str) -> Any:
         """Return the value of an argument: the given one, or the default of Megatron-LM."""
-        return self.given[dest] if dest in self.given else read_flags()[dest].default
+        return self.given[dest] if dest in self.given else flag_table().flags[dest].default
 
 
 @cache
-def read_flags() -> Mapping[str, Flag]:
-    """Return the arguments of Megatron-LM by name."""
+def flag_table() -> FlagTable[PlannedFlag]:
+    """Return the arguments of Megatron-LM."""
     table = json.loads(files("mb_plan.megatron_lm").joinpath("flags.json").read_text(encoding="utf-8"))
-    return {
-        dest: Flag(use=use, **{**row, "choices": tuple(row.get("choices", ()))})
-        for use, rows in table.items()
-        for dest, row in rows.items()
-    }
+    return FlagTable(
+        {
+            dest: PlannedFlag(use=use, **{**row, "choices": tuple(row.get("choices", ()))})
+            for use, rows in table.items()
+            for dest, row in rows.items()
+        }
+    )
 
 
 def is_command_line(text: str) -> bool:
@@ -81,13 +73,12 @@ def parse_command_line(line: str | Sequence[str]) -> CommandLine:
     """
     launcher, program, flags = _split(_words(line))
     _reject_flags(flags)
-    values, unexpected = _parser().parse_known_args(_with_joined_blanks(flags))
+    given, unexpected = flag_table().parse(flags, error=_wrong_value)
     if unexpected:
         raise ModelFileError(
             f"unexpected words: {shlex.join(unexpected)}. Each value belongs to the flag before it. Take them out."
         )
-    given = vars(values)
-    table = read_flags()
+    table = flag_table().flags
     blind = sorted(
         next(iter(table[dest].options)) for dest in given if table[dest].use == "not_distinguished"
     )
@@ -115,7 +106,7 @@ def _words(line: str | Sequence[str]) -> list[str]:
 def _split(words: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
     """Return the words of the launcher, the program, and the flags of Megatron-LM."""
     at = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
-    if at is None or any(_is_known(word) for word in words[:at]):
+    if at is None or any(flag_table().knows(word) for word in words[:at]):
         if words and not words[0].startswith("--"):
             raise ModelFileError(
                 f"{words[0]}: is neither a flag of Megatron-LM nor followed by a program such as pretrain_gpt.py. "
@@ -136,15 +127,6 @@ def _launcher_notes(words: Sequence[str]) -> list[str]:
     return [f"the number of processes is that of --gpus, not that of the launcher ({text})"] if text else []
 
 
-def _is_known(word: str) -> bool:
-    return word.partition("=")[0] in _by_option()
-
-
-@cache
-def _by_option() -> Mapping[str, Flag]:
-    return {option: flag for flag in read_flags().values() for option in flag.options}
-
-
 def _reject_flags(words: Sequence[str]) -> None:
     """Raise for all flags that are unknown, or have an effect that is not planned."""
     names = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
@@ -156,46 +138,13 @@ def _reject_flags(words: Sequence[str]) -> None:
 
 
 def _reason(name: str) -> str | None:
-    flag = _by_option().get(name)
+    flag = flag_table().by_option.get(name)
     if flag is None:
-        near = difflib.get_close_matches(name, [*_by_option()], n=2, cutoff=0.8)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        return f"{name}: is no flag of Megatron-LM 0.19.{hint}"
+        return f"{name}: is no flag of Megatron-LM 0.19.{flag_table().hint(name)}"
     if flag.use == "not_planned":
         return f"{name}: has an effect on the model, its memory or its time that is not planned."
     return None
 
 
-def _with_joined_blanks(words: Sequence[str]) -> list[str]:
-    """Return the words with the value of `--step-batch-size-schedule`, which may contain blanks, as one word."""
-    joined: list[str] = []
-    for word in words:
-        if len(joined) > 1 and joined[-2] == "--step-batch-size-schedule" and not word.startswith("--"):
-            joined[-1] += f" {word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of ending the process."""
-        raise ModelFileError(f"{message}. Correct the command line.")
-
-
-@cache
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
-    for dest, flag in read_flags().items():
-        for option, kind in flag.options.items():
-            if kind != "value":
-                parser.add_argument(option, dest=dest, action=f"store_{kind}")
-                continue
-            parser.add_argument(
-                option,
-                dest=dest,
-                type=TYPES.get(flag.type, str),
-                nargs=flag.nargs,
-                choices=flag.choices or None,
-            )
-    return parser
+def _wrong_value(message: str) -> ModelFileError:
+    return ModelFileError(f"{message}. Correct the command line.")

@@ -6,12 +6,12 @@ Megatron Core 0.19.
 
 from __future__ import annotations
 
-from ast import Add, BinOp, Constant, List, Mult, Tuple, parse
 from typing import Any
 
 from mb_plan.errors import ModelFileError
 from mb_plan.megatron_lm.command_line import CommandLine
 from mb_plan.memory.model_chunks import read_layout
+from mb_schema.megatron_flags import evaluate
 
 Fields = dict[str, Any]
 SAME = (
@@ -266,29 +266,8 @@ def _value(line: CommandLine, name: str) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return _evaluate(parse(text, mode="eval").body)
-    except (ValueError, SyntaxError, TypeError, RecursionError) as error:
+        return evaluate(text, number=int)
+    except ValueError as error:
         raise ModelFileError(
             f"--{name.replace('_', '-')}: {text!r} is neither a number nor a list such as ([0]*3+[1])*2. Correct it."
         ) from error
-
-
-def _evaluate(node: Any) -> Any:
-    """Return the value of an expression of numbers, lists, + and *, such as `([0]*3+[1])*8`.
-
-    Raises:
-        ValueError: The expression has anything else, or the list would be too long.
-    """
-    if isinstance(node, Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, List | Tuple):
-        return [_evaluate(item) for item in node.elts]
-    if isinstance(node, BinOp) and isinstance(node.op, Add | Mult):
-        left, right = _evaluate(node.left), _evaluate(node.right)
-        if isinstance(node.op, Add):
-            return left + right
-        lists = [side for side in (left, right) if isinstance(side, list)]
-        if lists and len(lists[0]) * min(side for side in (left, right) if isinstance(side, int)) > 1 << 20:
-            raise ValueError("the list is too long")
-        return left * right
-    raise ValueError(f"{type(node).__name__} is not a value")

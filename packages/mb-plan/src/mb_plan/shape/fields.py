@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from mb_plan.errors import PlanError
+from mb_schema.cuda_graphs import captures_full_iteration, module_names
 
 _ABSENT = object()
 Graphs = Literal["step"] | tuple[str, ...]
@@ -40,11 +41,10 @@ def as_word(value: Any) -> str | None:
 def read_graphs(model: object) -> Graphs:
     """Return what of a model is in CUDA graphs; Megatron takes whole layers if no modules are named."""
     impl = as_word(read_field(model, "cuda_graph_impl")) or "none"
-    modules = read_field(model, "cuda_graph_modules") or read_field(model, "cuda_graph_scope") or ()
-    names = tuple(str(as_word(name)) for name in ([modules] if isinstance(modules, str) else modules))
-    if impl == "full_iteration" or "full_iteration" in names:
+    modules = read_field(model, "cuda_graph_modules"), read_field(model, "cuda_graph_scope")
+    if captures_full_iteration(impl, *modules):
         return "step"
-    return () if impl == "none" else MODULES if names in ((), ("full",)) else names
+    return () if impl == "none" else tuple(sorted(module_names(*modules))) or MODULES
 
 
 MAX_LAYERS = 10_000

@@ -22,6 +22,7 @@ from mb_plan.shape.products import (
     layer_products,
     projection_products,
 )
+from mb_schema.attention_masks import attended_pairs
 
 _ORDER = (
     *("attention_linear", "attention_core", "mlp", "router", "experts", "shared_experts", "mamba"),
@@ -47,25 +48,6 @@ def flops_per_token(
     else:
         walk.decoder(seq_length)
     return {name: walk.parts[name] for name in _ORDER if walk.parts.get(name)}
-
-
-def attended_positions(
-    seq_length: float, *, window: tuple[int, int] | None = None, causal: bool = True
-) -> float:
-    """Return the positions to which a token attends on average: the area of the mask divided by the length.
-
-    A window has so many positions to the left and to the right; -1: all.
-    """
-    left, right = (-1, -1) if window is None else window
-    pairs = _band(seq_length, seq_length if left < 0 else left + 1)
-    if not causal:
-        pairs += _band(seq_length, seq_length if right < 0 else right)
-    return pairs / seq_length
-
-
-def _band(length: float, reach: float) -> float:
-    reach = min(reach, length)
-    return length * reach - reach**2 / 2
 
 
 @dataclass(slots=True)
@@ -166,7 +148,7 @@ class _Walk:
 
     def _positions(self, seq_length: float, number: int) -> float:
         windowed = self.shape.has_window(number)
-        return attended_positions(seq_length, window=self.shape.window if windowed else None)
+        return attended_pairs(seq_length, window=self.shape.window if windowed else None) / seq_length
 
     def _logits(self) -> None:
         shape = self.shape
@@ -179,13 +161,13 @@ class _Walk:
         shape, start = self.shape, self.flows
         decoded = shape.decoder_length or seq_length
         for number in range(shape.encoder_layers):
-            positions = attended_positions(seq_length, causal=False)
+            positions = attended_pairs(seq_length, causal=False) / seq_length
             self.layer(ATTENTION + MLP, f"encoder.layers.{number}", positions)
         encoded, self.flows, share = self.flows, start, decoded / seq_length
         for number in range(shape.num_layers):
             name = f"decoder.layers.{number}"
             self.times = share
-            self.layer(ATTENTION, name, attended_positions(decoded))
+            self.layer(ATTENTION, name, attended_pairs(decoded) / decoded)
             into, both, back = cross_products(shape)
             crossed = self.product(f"{name}.{into.module}", into, flows=self.flows)
             self.times = 1.0

@@ -257,3 +257,10 @@ def test_nohup_is_respected():
     )
     ended = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "None\n"
+
+
+def test_a_signal_that_is_named_twice_has_its_previous_handler_afterwards():
+    before = signal.getsignal(signal.SIGINT)
+    with watch_run_signals(signal.SIGINT, launched=False):
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before

@@ -13,10 +13,10 @@ from mb_resilience import StragglerTimer  # noqa: E402
 from mb_resilience.stragglers.detection import HostStopwatch  # noqa: E402
 from mb_resilience.stragglers.report import UNITS  # noqa: E402
 from mb_resilience.stragglers.torch_timing import (  # noqa: E402
-    BroadcastFromRank0,
     CudaStopwatch,
-    RowAllGather,
     _query,
+    all_gather_row,
+    broadcast_from_rank_0,
     gather_locations,
     gpu_telemetry,
     make_stopwatch,
@@ -33,14 +33,13 @@ def group():
 
 
 def test_rows_are_gathered_over_a_group(group):
-    (row,) = RowAllGather()([1.0, 0.1, math.nan])
+    (row,) = all_gather_row([1.0, 0.1, math.nan])
     assert row[:2] == [1.0, 0.1]
     assert math.isnan(row[2])
 
 
 def test_object_of_rank_0_is_broadcast_over_a_group(group):
-    assert BroadcastFromRank0()({"slow": [1]}) == {"slow": [1]}
-    assert BroadcastFromRank0(dist.group.WORLD)(None) is None
+    assert broadcast_from_rank_0({"slow": [1]}) == {"slow": [1]}
 
 
 def test_cpu_has_a_host_stopwatch():
@@ -110,7 +109,7 @@ class CountTensors(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: RowAllGather()([1.0, 2.0]), lambda: gather_locations(torch.device("cpu"))]
+    "call", [lambda: all_gather_row([1.0, 2.0]), lambda: gather_locations(torch.device("cpu"))]
 )
 def test_the_operations_of_a_gather_do_not_grow_with_the_ranks(call):
     counted = {}

@@ -32,6 +32,7 @@ FAILED = 1
 """Exit code of a rank that failed for a reason without a code of its own."""
 
 STDERR_HEADING = "; end of its stderr:\n"
+STDERR_LINES = 20
 
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -173,10 +174,10 @@ def common_rerun_code(exit_codes: Sequence[int]) -> int | None:
     return others.pop() if len(others) == 1 and others <= RERUN_CODES else None
 
 
-def stderr_tail(logs: Path | None, rank: int, *, lines: int = 20) -> str:
+def stderr_tail(logs: Path | None, rank: int) -> str:
     """Return a heading and the end of a rank's stderr; "" if it was not kept or is empty."""
     for file in logs.glob(f"*/attempt_*/{rank}/stderr.log") if logs else ():
-        end = file.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:]
+        end = file.read_text(errors="replace", encoding="utf-8").splitlines()[-STDERR_LINES:]
         if end:
             return STDERR_HEADING + "\n".join(end)
     return ""

@@ -38,6 +38,7 @@ from mb_launch.ranks.forked_ranks import ForkedProgram, can_fork_ranks, run_fork
 from mb_launch.ranks.left_ranks import INTERRUPTION, STARTED, LeftRanks
 from mb_launch.ranks.local_environment import keep_collectives_local, set_omp_threads
 from mb_launch.ranks.loopback import LOOPBACK, new_run_id, register_backend
+from mb_schema.signal_handlers import discard_output, install, put_back, terminals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +224,7 @@ def forwarded_signals(signals: Set[int], *, mark: Path | None = None) -> Iterato
     """
     received: list[int] = []
     launcher = os.getpid()
-    terminals = [each for each in (1, 2) if os.isatty(each)]
+    shown = terminals()
 
     def forward(number: int, frame: FrameType | None) -> None:
         interrupted_again = number == signal.SIGINT and signal.SIGINT in received
@@ -234,19 +235,16 @@ def forwarded_signals(signals: Set[int], *, mark: Path | None = None) -> Iterato
             return
         if mark is not None:
             mark.touch()
-        if number == signal.SIGHUP and terminals:  # it has ended: printing would raise
-            with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-                for terminal in terminals:
-                    os.dup2(nowhere.fileno(), terminal)
+        if number == signal.SIGHUP:
+            discard_output(shown)
         for child in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):  # it has ended since
                 child.send_signal(signal.SIGKILL if interrupted_again else number)
         if interrupted_again:
             raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, forward) for number in signals}
+    previous = install(signals, forward)
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        put_back(previous)

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from mb_launch.ranks.rank_store import listen_on
+from mb_schema.listening import listen_on
 
 BACKEND = "mb-loopback"
 """Name of the backend for `LaunchConfig.rdzv_backend`; `register_backend` makes it known to torch elastic."""

@@ -4,10 +4,8 @@ torch's own rendezvous lets rank 0 listen on every interface, and its store has 
 it can read and write every key. Here rank 0 listens on the address of the rendezvous only.
 """
 
-import ipaddress
 import logging
 import resource
-import socket
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,6 +15,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.constants import default_pg_timeout
 
 from mb_launch.world import World, WorldError
+from mb_schema.listening import interface_of, listen_on
 
 CONNECTIONS_PER_RANK = 4
 """Connections of a rank to the store: its process groups, and threads that use the store while a group may wait."""
@@ -102,43 +101,21 @@ def _connection(host: str, port: int, *, world_size: int, serves: bool) -> TCPSt
     )
 
 
-def listen_on(address: str, port: int, *, family: int) -> socket.socket:
-    """Return a socket that listens on an address only, for a TCPStore, which would listen on every interface.
-
-    Raises:
-        OSError: The port cannot be bound.
-    """
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _listen(host: str, port: int) -> int:
-    """Return the descriptor of a socket that listens on the interface of a host."""
+    """Return the descriptor of a socket that listens on the interface of a host, or on all, with a warning."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return listen_on(_interface(host, str(address[0])), port, family=family).detach()
+        interface = interface_of(host, port)
+        listener = listen_on(interface.address, port, family=interface.family)
     except OSError as error:
         raise WorldError(
             f"MASTER_ADDR: rank 0 cannot listen on {host}:{port} ({error.strerror}). Set MASTER_ADDR to an address of "
             "the node of rank 0, and MASTER_PORT to a free port there."
         ) from error
-
-
-def _interface(host: str, address: str) -> str:
-    """Return the address to listen on: that of the host; "" (all) if this machine resolves its own name to loopback."""
-    if not ipaddress.ip_address(address).is_loopback or host in ("localhost", address):
-        return address
-    logging.getLogger(__name__).warning(
-        "MASTER_ADDR: this machine resolves its name %s to %s, which other machines cannot reach, so that the store of "
-        "the run listens on every interface. Set MASTER_ADDR to the machine's address.",
-        host,
-        address,
-    )
-    return ""
+    if not interface.address:
+        logging.getLogger(__name__).warning(
+            "MASTER_ADDR: this machine resolves its name %s to %s, which other machines cannot reach, so that the "
+            "store of the run listens on every interface. Set MASTER_ADDR to the machine's address.",
+            host,
+            interface.resolved,
+        )
+    return listener.detach()

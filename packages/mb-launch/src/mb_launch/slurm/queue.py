@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from mb_launch.errors import JobNotFoundError, SlurmCommandError, SlurmJobError
 from mb_launch.slurm.job import SlurmJob, SlurmRun
 from mb_launch.slurm.script import passed_names, sbatch_script
+from mb_schema.files import write_atomically
 from mb_schema.json_rows import parse_row
 
 _JOBS_FILE = "jobs.jsonl"
@@ -70,9 +70,7 @@ def submit(
         )
     run.logs.mkdir(parents=True, exist_ok=True)
     script = run.logs / "job.sh"
-    with tempfile.NamedTemporaryFile("w", dir=run.logs, delete=False, encoding="utf-8") as file:
-        file.write(sbatch_script(job, run))
-    Path(file.name).replace(script)
+    write_atomically(script, sbatch_script(job, run))
     numbers = []
     for _ in range(job.chain):
         number = int(runner(["sbatch", "--parsable", str(script)]).partition(";")[0])

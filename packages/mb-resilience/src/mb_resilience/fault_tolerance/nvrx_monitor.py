@@ -105,15 +105,12 @@ class MinimumTimeoutClient(RankMonitorClient):  # type: ignore[misc,unused-ignor
         super().load_state_dict(apply_minimum_timeouts(state))
 
 
-def monitor_client(environment: Mapping[str, str] | None = None) -> MonitorClient:
+def monitor_client() -> MonitorClient:
     """Return the client of the monitor that `ft_launcher` started for this rank; `SectionReporter` connects it.
-
-    Args:
-        environment: environment variables of the process; None for `os.environ`.
 
     Raises:
         NoMonitorError: the process was not started by `ft_launcher`.
     """
-    require_monitor(environment)
+    require_monitor()
     client: MonitorClient = MinimumTimeoutClient()
     return client

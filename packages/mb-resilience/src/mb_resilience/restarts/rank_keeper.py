@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType
 from typing import Any, NoReturn
 
 from mb_resilience.config import InProcessRestartConfig
 from mb_resilience.restarts.arguments import KEEPER, Rendezvous
+from mb_schema.signal_handlers import Handler, install, put_back
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a keeper passes to its rank, in addition to those of the caller."""
@@ -124,16 +124,13 @@ def die_with_parent(parent: int) -> None:
 
 
 @contextmanager
-def handled(
-    signals: set[int], handler: Callable[[int, FrameType | None], object] | signal.Handlers
-) -> Iterator[None]:
+def handled(signals: set[int], handler: Handler) -> Iterator[None]:
     """Install one handler for several signals within the block; the previous handlers are restored."""
-    previous = {number: signal.signal(number, handler) for number in signals}
+    previous = install(signals, handler)
     try:
         yield
     finally:
-        for number, former in previous.items():
-            signal.signal(number, former)
+        put_back(previous)
 
 
 def outcome_of_run(meeting: Rendezvous, code: int) -> int:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from mb_resilience.stops.signals import forget, restore_in_forks
+from mb_schema.signal_handlers import install, put_back
 
 
 class HeldSignals:
@@ -28,29 +29,24 @@ class HeldSignals:
 
     def __enter__(self) -> "HeldSignals":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._record) for number in self._signals}
-            restore_in_forks(self, self._signals, self._restore)
+            self._previous = install(self._signals, self._record)
+            restore_in_forks(self, self._signals, lambda: put_back(self._previous))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        put_back(self._previous)
         forget(self)
 
     @contextmanager
     def delivered(self) -> Iterator[None]:
         """Restore the previous handlers within the block, and deliver the signals that were recorded before it."""
-        self._restore()
+        put_back(self._previous)
         try:
             while self._received:
                 signal.raise_signal(self._received.pop(0))
             yield
         finally:
-            for number in self._previous:
-                signal.signal(number, self._record)
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            install(self._previous, self._record)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if number not in self._received:

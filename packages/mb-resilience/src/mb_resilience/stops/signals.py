@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from mb_resilience.errors import StopSetupError
+from mb_schema.signal_handlers import discard_output, install, put_back, terminals
 
 _handlers: dict[int, tuple[frozenset[int], Callable[[], object]]] = {}
 """Signals that have a handler, and the function that restores the previous ones; by key, the innermost last."""
@@ -114,7 +115,7 @@ class SignalWatcher:
         self._same_press_seconds = debounce_seconds
         self._publish_request = announce
         self._clock = clock
-        self._replaced: dict[signal.Signals, Any] = {}
+        self._replaced: dict[int, Any] = {}
         self._received: str | None = None
         self._first_interrupt: float | None = None
         self._was_entered = False
@@ -141,7 +142,7 @@ class SignalWatcher:
 
     def __enter__(self) -> "SignalWatcher":
         self._was_entered = True
-        self._terminals = [each for each in (1, 2) if os.isatty(each)]
+        self._terminals = terminals()
         if threading.current_thread() is not threading.main_thread():
             names = ", ".join(number.name for number in self._signals)
             warnings.warn(
@@ -151,13 +152,8 @@ class SignalWatcher:
                 stacklevel=2,
             )
         else:
-            try:
-                for number in self._signals:
-                    self._replaced[number] = signal.signal(number, self._note)
-                restore_in_forks(self, self._signals, self._put_back)
-            except OSError:  # a signal that cannot be caught, such as SIGKILL
-                self._put_back()
-                raise
+            self._replaced = install(self._signals, self._note)
+            restore_in_forks(self, self._signals, self._put_back)
         return self
 
     def __exit__(
@@ -170,28 +166,19 @@ class SignalWatcher:
                 signal.signal(number, signal.SIG_IGN)
 
     def _put_back(self) -> None:
-        for number, handler in self._replaced.items():
-            # None means a handler that was not installed from Python and cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._replaced.clear()
+        put_back(self._replaced)
+        self._replaced = {}
         forget(self)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._leave_terminal()
+            discard_output(self._terminals)  # printing would raise before the run has saved
         if self._received is None:
             self._received = signal.Signals(number).name
             if self._publish_request is not None:
                 self._publish_request(self._received)
         if number == signal.SIGINT:
             self._interrupt()
-
-    def _leave_terminal(self) -> None:
-        """Discard further output: the terminal has ended, and printing would raise before the run has saved."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in self._terminals:
-            os.dup2(nowhere, descriptor)
-        os.close(nowhere)
 
     def _interrupt(self) -> None:
         now = self._clock()

@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from mb_resilience.stragglers.report import UNITS, RankSpeed, SpeedReport
 
 AllGatherRows = Callable[[Sequence[float]], Sequence[Sequence[float]]]
-"""Returns the rows of all ranks, by rank, given that of this rank, such as `torch_timing.RowAllGather`. Collective."""
+"""Returns the rows of all ranks, by rank, given this rank's, such as `torch_timing.all_gather_row`. Collective."""
 
 Item = TypeVar("Item")
 Given = ParamSpec("Given")

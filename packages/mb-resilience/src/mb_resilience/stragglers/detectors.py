@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,8 +18,8 @@ from mb_resilience.stragglers.nvrx_straggler import NVRxStragglerMonitor, nvrx_d
 from mb_resilience.stragglers.speed_reporter import SpeedReporter
 from mb_resilience.stragglers.switch import StragglerSwitch
 from mb_resilience.stragglers.torch_timing import (
-    BroadcastFromRank0,
-    RowAllGather,
+    all_gather_row,
+    broadcast_from_rank_0,
     gather_locations,
     gpu_telemetry,
     make_stopwatch,
@@ -123,7 +124,7 @@ def straggler_timer(
         rank=rank,
         enabled=on,
         minmax_count=section.straggler_minmax_count,
-        all_gather=RowAllGather(device=device),
+        all_gather=partial(all_gather_row, device=device),
         stopwatch=make_stopwatch(device),
         backward=make_stopwatch(device),
         locations=gather_locations(device),
@@ -145,7 +146,7 @@ def gpu_monitor(
         section,
         nvrx_detector(),
         rank=rank,
-        broadcast=BroadcastFromRank0(),
+        broadcast=broadcast_from_rank_0,
         profile_cuda=device.type == "cuda",
         log=log,
     )
@@ -177,5 +178,5 @@ def open_switch(
             )
         except SwitchPortError as error:
             line = f"warning: straggler.straggler_ctrlr_port: {error}"
-    log(BroadcastFromRank0()(line))
+    log(broadcast_from_rank_0(line))
     return switch

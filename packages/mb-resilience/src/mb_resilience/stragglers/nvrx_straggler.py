@@ -58,7 +58,7 @@ def nvrx_detector() -> NVRxDetector:
 
 
 BroadcastScores = Callable[[StragglerScores | None], StragglerScores | None]
-"""Returns rank 0's argument on all ranks, such as `torch_timing.BroadcastFromRank0`. Collective."""
+"""Returns rank 0's argument on all ranks, such as `torch_timing.broadcast_from_rank_0`. Collective."""
 
 
 def single_rank(scores: StragglerScores | None) -> StragglerScores | None:

@@ -8,7 +8,6 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from mb_resilience.stragglers.detection import HostStopwatch, Stopwatch
 from mb_resilience.stragglers.report import UNITS
@@ -17,46 +16,23 @@ Known = TypeVar("Known")
 Section = tuple[torch.cuda.Event, torch.cuda.Event, float]
 
 
-class RowAllGather:
-    """All-gather of one row of numbers per rank; an `AllGatherRows`. Each call is one collective over the group.
+def all_gather_row(row: Sequence[float], *, device: torch.device | str = "cpu") -> list[list[float]]:
+    """Return the rows of numbers of all ranks, by rank. One collective over the default process group.
 
-    Args:
-        group: process group; None for all ranks.
-        device: device of the tensors of the collective.
+    The tensors of the collective are on `device`, with which it synchronizes. An `AllGatherRows`.
     """
-
-    def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | str = "cpu") -> None:
-        self._group = group
-        self._device = device
-
-    def __call__(self, row: Sequence[float]) -> Sequence[Sequence[float]]:
-        """Return the rows of all ranks, by rank in the group. Synchronizes with the device."""
-        own = torch.tensor(row, dtype=torch.float64, device=self._device)
-        return cast("list[list[float]]", _gather(own, group=self._group).tolist())
+    return cast("list[list[float]]", _gather(torch.tensor(row, dtype=torch.float64, device=device)).tolist())
 
 
 LOCATION_BYTES = 256
 """Longest text of a host and device that ranks exchange."""
 
 
-class BroadcastFromRank0:
-    """Broadcast of an object from rank 0 of a group. Each call is one collective of pickled objects over the group.
-
-    Args:
-        group: process group; None for all ranks.
-        device: device of the tensors of the collective; None for torch's default.
-    """
-
-    def __init__(self, group: ProcessGroup | None = None, *, device: torch.device | None = None) -> None:
-        self._group = group
-        self._device = device
-
-    def __call__(self, known: Known) -> Known:
-        """Return the object of rank 0; the objects of other ranks are ignored."""
-        box = [known]
-        source = torch.distributed.get_global_rank(self._group, 0) if self._group is not None else 0
-        torch.distributed.broadcast_object_list(box, src=source, group=self._group, device=self._device)
-        return box[0]
+def broadcast_from_rank_0(known: Known) -> Known:
+    """Return the object of rank 0; those of other ranks are ignored. One collective over the default process group."""
+    box = [known]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def gather_locations(device: torch.device) -> list[str]:
@@ -73,10 +49,10 @@ def gather_locations(device: torch.device) -> list[str]:
     return [text.rstrip(b"\0").decode(errors="replace") for text in texts]
 
 
-def _gather(row: Tensor, *, group: ProcessGroup | None = None) -> Tensor:
+def _gather(row: Tensor) -> Tensor:
     """Return the rows of all ranks in one tensor, which one copy brings to the host."""
-    rows = row.new_empty(torch.distributed.get_world_size(group) * row.numel())
-    torch.distributed.all_gather_into_tensor(rows, row, group=group)
+    rows = row.new_empty(torch.distributed.get_world_size() * row.numel())
+    torch.distributed.all_gather_into_tensor(rows, row)
     return rows.view(-1, row.numel())
 
 
@@ -85,13 +61,9 @@ class CudaStopwatch:
 
     Records two events on the current stream per section. Only `read` synchronizes with the device, up to the end of the
     last section. Events are reused as soon as the device has passed them.
-
-    Args:
-        clock: returns the time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
         self._open: tuple[torch.cuda.Event, float] | None = None
         self._in_flight: deque[Section] = deque()
@@ -101,7 +73,7 @@ class CudaStopwatch:
         """Start a section on the current stream."""
         event = self._open[0] if self._open else self._event()
         event.record()
-        self._open = event, self._clock()
+        self._open = event, time.perf_counter()
 
     def stop(self) -> None:
         """End the section on the current stream."""
@@ -111,7 +83,7 @@ class CudaStopwatch:
         end = self._event()
         end.record()
         self._open = None
-        self._in_flight.append((begin, end, self._clock() - began))
+        self._in_flight.append((begin, end, time.perf_counter() - began))
         while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
             self._settle()
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -73,6 +73,3 @@ def deepseek_v3() -> ConfigContainer:
         **MODERN,
     )
     return pretraining(model, global_batch_size=15_360, learning_rate=2.2e-4, train_iters=250_000)
-
-
-RECIPES = recipes_in(globals())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -106,6 +106,3 @@ def gemma3_1b() -> ConfigContainer:
 
 def _pretraining(model: GPTModelConfig, *, learning_rate: float) -> ConfigContainer:
     return pretraining(model, global_batch_size=256, learning_rate=learning_rate)
-
-
-RECIPES = recipes_in(globals())

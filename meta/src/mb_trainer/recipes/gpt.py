@@ -1,9 +1,9 @@
-"""Recipes of small GPTs, dense and with experts, and the table of all GPT recipes."""
+"""Recipes of small GPTs, dense and with experts."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import (
     CheckpointConfig,
     CommOverlapConfig,
@@ -18,7 +18,6 @@ from mb_trainer.config import (
     TrainingConfig,
     ValidationConfig,
 )
-from mb_trainer.recipes import deepseek, gemma, gpt_oss, llama, mixtral, one_gpu, qwen
 
 TINY: Mapping[str, Any] = {
     "position_embedding_type": "rope",
@@ -123,16 +122,3 @@ def mla_tiny() -> ConfigContainer:
 def mtp_tiny() -> ConfigContainer:
     """Build a dense GPT with two MTP layers."""
     return on_python_sources(GPTModelConfig(**SMALL, mtp_num_layers=2), steps=150)
-
-
-RECIPES = {
-    **recipes_in(globals()),
-    **one_gpu.RECIPES,
-    **gemma.RECIPES,
-    **llama.RECIPES,
-    **qwen.RECIPES,
-    **mixtral.RECIPES,
-    **gpt_oss.RECIPES,
-    **deepseek.RECIPES,
-}
-"""GPT recipes by name: small models and published ones."""

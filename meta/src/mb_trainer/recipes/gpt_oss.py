@@ -1,6 +1,6 @@
 """Recipe in the shape of GPT-OSS."""
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import pretraining
 
@@ -44,6 +44,3 @@ def gpt_oss_20b() -> ConfigContainer:
         cross_entropy_loss_fusion=True,
     )
     return pretraining(model, global_batch_size=512, learning_rate=3e-4)
-
-
-RECIPES = recipes_in(globals())

@@ -1,6 +1,6 @@
 """Recipes of hybrid models: Mamba, gated-delta and attention layers, MLPs and experts in the order of a pattern."""
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import (
     ConfigContainer,
     MambaModelConfig,
@@ -129,6 +129,3 @@ def nemotron_h_8b() -> ConfigContainer:
         cross_entropy_loss_fusion=True,
     )
     return pretraining(model, global_batch_size=256, learning_rate=3e-4)
-
-
-RECIPES = recipes_in(globals())

@@ -3,12 +3,24 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import ConfigContainer, LoRA, TextCorpusConfig, TokenizerConfig
 from mb_trainer.recipes.gpt import gpt_tiny
 
 BASE = "runs/gpt_tiny/checkpoints"
 """Folder of the checkpoints that `mb pretrain gpt_tiny` writes."""
+
+
+def trained_gpt_tiny() -> ConfigContainer:
+    """Build gpt_tiny from its trained weights, with the tokenizer of its data."""
+    config = gpt_tiny()
+    tokenizer = Path(BASE, f"iter_{config.train.train_iters:07d}", "tokenizer.json")
+    config.tokenizer = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=tokenizer.as_posix()
+    )
+    config.model.vocab_size = 4096
+    config.checkpoint.pretrained_checkpoint = BASE
+    return config
 
 
 def folder_of(package: str) -> Path:
@@ -34,12 +46,7 @@ def lora_tiny() -> ConfigContainer:
 
     The loss falls from 5.8 to 4.9.
     """
-    config = gpt_tiny()
-    tokenizer = Path(BASE, f"iter_{config.train.train_iters:07d}", "tokenizer.json")
-    config.tokenizer = TokenizerConfig(
-        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=tokenizer.as_posix()
-    )
-    config.model.vocab_size = 4096
+    config = trained_gpt_tiny()
     config.dataset = TextCorpusConfig(
         sources=[str(folder_of("megatron.core") / "models")],
         seq_length=config.model.seq_length,
@@ -48,10 +55,6 @@ def lora_tiny() -> ConfigContainer:
         num_workers=0,
     )
     config.peft = LoRA(dim=8, alpha=16.0, lora_A_init_method="kaiming")
-    config.checkpoint.pretrained_checkpoint = BASE
     config.train.train_iters = 100
     config.optimizer.lr, config.optimizer.min_lr = 5e-3, 5e-4
     return config
-
-
-RECIPES = recipes_in(globals())

@@ -1,6 +1,6 @@
 """Recipes of vision-language models: images and text in, text out."""
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -51,6 +51,3 @@ def mimo_tiny() -> ConfigContainer:
         logger=LoggerConfig(log_interval=10, log_throughput=True, log_throughput_to_tensorboard=True),
         checkpoint=CheckpointConfig(save_interval=100),
     )
-
-
-RECIPES = recipes_in(globals())

@@ -1,6 +1,6 @@
 """Recipe of Mixtral, in its published size."""
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -30,6 +30,3 @@ def mixtral_8x7b() -> ConfigContainer:
         **MODERN,
     )
     return pretraining(model, global_batch_size=512, learning_rate=3e-4)
-
-
-RECIPES = recipes_in(globals())

@@ -1,6 +1,6 @@
 """Recipes of further models for one GPU: a GPT of 355 million parameters, and one with experts."""
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -57,6 +57,3 @@ def moe_1b() -> ConfigContainer:
         **MODERN,
     )
     return pretraining(model, global_batch_size=128, learning_rate=4e-4)
-
-
-RECIPES = recipes_in(globals())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import CommOverlapConfig, ConfigContainer, GPTModelConfig
 from mb_trainer.recipes.pretraining import MODERN, pretraining
 
@@ -113,6 +113,3 @@ def qwen3_235b_a22b() -> ConfigContainer:
         **{**EXPERTS, "num_attention_heads": 64},
     )
     return pretraining(model, global_batch_size=2048, learning_rate=3e-4)
-
-
-RECIPES = recipes_in(globals())

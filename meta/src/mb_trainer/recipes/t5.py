@@ -1,6 +1,6 @@
 """Recipes of T5 on span corruption: the encoder reads text with masked spans, the decoder generates the spans."""
 
-from mb_config.trainer_api import recipe, recipes_in
+from mb_config.trainer_api import recipe
 from mb_trainer.config import (
     ConfigContainer,
     SchedulerConfig,
@@ -77,6 +77,3 @@ def t5_base() -> ConfigContainer:
     )
     config.scheduler = SchedulerConfig(lr_decay_style="inverse-square-root", lr_warmup_iters=10_000)
     return config
-
-
-RECIPES = recipes_in(globals())

@@ -1,8 +1,12 @@
-"""Fixture: two ranks with Megatron Core, shared by all tests of a module."""
+"""Fixture: two ranks with Megatron Core, shared by all tests; and this folder on the path, for `tiny`."""
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 if all(find_spec(name) for name in ("torch", "megatron", "mb_host", "mb_guard")):
     import mb_guard

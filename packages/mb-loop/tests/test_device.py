@@ -1,12 +1,12 @@
 """Device synchronisation, and release of unused device memory."""
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import tiny  # noqa: E402
 
 import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
@@ -19,10 +19,6 @@ from mb_loop.maintenance.periodic import maintenance_tasks, wait_for_device  # n
 from mb_loop.settings import batch_plan  # noqa: E402
 from mb_loop.step.forward_backward import ForwardBackwardRunner  # noqa: E402
 from mb_loop.step.hooks import ForwardPreHooks  # noqa: E402
-
-_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
 
 
 @pytest.fixture

@@ -1,21 +1,16 @@
 """Data in addition to losses, collected at the end of an evaluation."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import tiny  # noqa: E402
 
 import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
 from mb_loop.evaluation.non_loss import NonLossData  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 from mb_loop.step.schedule import forward_backward_no_pipelining  # noqa: E402
-
-_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
 
 
 def reports_inputs(iterator, model):

@@ -1,9 +1,7 @@
 """The loop with a torch model, and with an optimizer that behaves as Megatron's."""
 
-import importlib.util
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,15 +10,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+import tiny  # noqa: E402
+
 import mb_loop  # noqa: E402
 from mb_loop import bridge_api  # noqa: E402
 from mb_loop.callbacks import EVENTS  # noqa: E402
 from mb_loop.loop_state import LoopConfig, TrainSection, ValidationSection  # noqa: E402
 from mb_loop.step.schedule import ScheduleError, forward_backward_no_pipelining  # noqa: E402
-
-_spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
 
 
 @dataclass

@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("mlflow")
 
 import mlflow
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
-from mb_metrics import BackgroundSink, LoggerConfig, Metrics, MlflowSink, build_sinks
+from mb_metrics import BackgroundSink, LoggerConfig, Metrics, MetricsRow, MlflowSink, build_sinks
 
 # What `mlflow server` runs, in one process: its own start takes three times as long.
 SERVER = """
@@ -138,6 +140,29 @@ def test_a_resumed_job_continues_the_same_run_without_duplicates(server, client,
     assert points(client, run, "lm loss") == [(step, step) for step in range(1, 11)]
     assert run.data.tags["mb_metrics.repeated_steps"] == "5 to 7"
     assert run.data.params == {"a": "0", "b": "1", "new0": "1", "new4": "1"}
+
+
+def test_a_run_whose_parameters_could_not_be_logged_is_not_created_twice(server, client, monkeypatch):
+    log_batch, failed = MlflowClient.log_batch, []
+
+    def fail_once(self, run, **content):
+        if content.get("params") and not failed:
+            failed.append(run)
+            raise MlflowException("down", error_code=TEMPORARILY_UNAVAILABLE)
+        return log_batch(self, run, **content)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", fail_once)
+    sink = MlflowSink("created", tracking_uri=server.uri, config={"a": 1}, resume_step=0)
+    row = MetricsRow(step=1, time=1.0, values={"loss": 2.0}, skipped=False, consumed_samples=None)
+    with pytest.raises(ConnectionError):
+        sink.write_rows([row])
+    sink.write_rows([row])
+    run = the_run(client, "created")
+    assert ([run.info.run_id], points(client, run, "loss"), run.data.params) == (
+        failed,
+        [(1, 2.0)],
+        {"a": "1"},
+    )
 
 
 def test_an_evaluation_that_a_killed_job_has_not_logged_is_logged_by_the_resumed_one(

@@ -51,6 +51,7 @@ def test_a_damaged_file_is_an_error(tmp_path, text):
         (7, 9, 1, "lacks steps 8 to 9"),
         (None, 9, 1, "lacks steps 1 to 9"),
         (10, 25, 10, "lacks steps 20 to 25"),
+        (8, 9, 1, "MlflowSink: the tracker lacks step 9, "),
         (10, 19, 10, None),
         (9, 9, 1, None),
         (12, 9, 1, None),
@@ -64,6 +65,6 @@ def test_steps_that_a_killed_process_has_not_sent_are_reported(
     """metrics.jsonl has them, and the trackers, which receive them in the background, never will."""
     TrackerRunFile(tmp_path / "mlflow_run.json").write(TrackerRun(id="abc", last_step=last_step))
     TrackerRunFile(tmp_path / "mlflow_run.json", resume_step=resume_step).warn_of_missing_steps(
-        "Mlflow", every=every
+        "MlflowSink", every=every
     )
     assert (message in caplog.text) if message else not caplog.text

@@ -168,9 +168,8 @@ def _trackers(
     for tracker, sink, project, own in trackers:
         if project:
             run_file = None if folder is None else folder / f"{tracker}_run.json"
-            TrackerRunFile(run_file, resume_step=resume_step).warn_of_missing_steps(
-                sink.removesuffix("Sink"), every=section.tensorboard_log_interval
-            )
+            stored = TrackerRunFile(run_file, resume_step=resume_step)
+            stored.warn_of_missing_steps(sink, every=section.tensorboard_log_interval)
             sink_type = getattr(import_module(f"mb_metrics.sinks.{tracker}"), sink)
             yield sink_type(project, run_file=run_file, resume_step=resume_step, **settings, **own)
 

@@ -7,7 +7,7 @@ variables (MLFLOW_TRACKING_USERNAME, ...) only.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -199,8 +199,10 @@ class MlflowSink(Sink):
     def _begun(self, client: MlflowClient) -> str:
         experiment = client.get_experiment_by_name(self._experiment)
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(self._experiment)
-        run_id: str = client.create_run(experiment_id, run_name=self._run_name, tags=self._tags).info.run_id
-        self._store(TrackerRun(id=run_id))
+        if self._tracked is None:  # else the parameters of the run that was created could not be logged
+            created = client.create_run(experiment_id, run_name=self._run_name, tags=self._tags)
+            self._store(TrackerRun(id=created.info.run_id))
+        run_id = cast("TrackerRun", self._tracked).id
         self._log_params(client, run_id, known={})
         return run_id
 

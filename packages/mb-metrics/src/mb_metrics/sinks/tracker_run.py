@@ -110,11 +110,11 @@ class TrackerRunFile:
             return range(0)
         return range(self._resume_step + 1, run.last_step + 1)
 
-    def warn_of_missing_steps(self, tracker: str, *, every: int) -> None:
+    def warn_of_missing_steps(self, sink: str, *, every: int) -> None:
         """Log the steps before the resume step that the tracker lacks: those that a killed process had not sent.
 
         Args:
-            tracker: Name of the tracker.
+            sink: Name of the sink.
             every: Steps between rows that the tracker receives.
         """
         run, resume = self.read(), self._resume_step
@@ -122,12 +122,12 @@ class TrackerRunFile:
             return
         first = (run.last_step or 0) // every * every + every
         if first <= resume:
+            steps = f"step {first}" if first == resume else f"steps {first} to {resume}"
             _logger.warning(
-                "metrics: %s lacks steps %d to %d, which the previous process had not sent when it ended; "
+                "metrics: %s: the tracker lacks %s, which the previous process had not sent when it ended; "
                 "metrics.jsonl has them",
-                tracker,
-                first,
-                resume,
+                sink,
+                steps,
             )
 
     def write(self, run: TrackerRun) -> None:

@@ -509,3 +509,20 @@ def test_speed_and_step_time_are_of_the_same_steps(tmp_path):
     found = compute_run_statistics(read_run(write_run(tmp_path, rows)), now=NOW)
     assert found.step_seconds.median == 2.0
     assert found.tokens_per_second == pytest.approx(50.0)
+
+
+def test_the_speed_of_a_run_whose_batch_size_has_changed_is_one_that_it_had(tmp_path):
+    """12 steps of 100 tokens in 1 s, then 8 of 200 in 4 s: the median step takes 1 s, but has no 200 tokens."""
+    rows, time = [], 0.0
+    for step in range(1, 21):
+        tokens, seconds = (100, 1.0) if step <= 12 else (200, 4.0)
+        time += seconds
+        rows.append({"step": step, "time": time, "lm loss": 2.0})
+        if step % 4 == 0 if step <= 12 else step % 2 == 0:
+            rows[-1] |= {
+                "throughput/tokens_per_sec": tokens / seconds,
+                "throughput/batches_per_sec": 1 / seconds,
+            }
+    found = compute_run_statistics(read_run(write_run(tmp_path, rows)), now=NOW)
+    assert found.step_seconds.median == 1.0
+    assert found.tokens_per_second == pytest.approx(50.0)  # the median of 100, 100, 100, 50, 50, 50 and 50

@@ -89,6 +89,25 @@ def test_events_after_the_checkpoint_that_was_resumed_are_lost(tmp_path):
     assert (found.redone_steps, [one.kind for one in found.waits]) == (3, ["save"])
 
 
+def test_a_save_that_is_resumed_two_starts_later_is_kept(tmp_path):
+    """Steps 1 to 20, resumed to 30, and then from 10: the steps after the save of 10 are lost, not the save."""
+    rows = [*steady(1, 10, 1), *steady(11, 15, 201)]
+    events = [
+        event("start", 0, step=0),
+        event("save", 12, step=10),
+        event("save", 24, step=20),
+        event("stop", 24, step=20),
+        event("resume", 100, step=20),
+        event("save", 112, step=30),
+        event("stop", 112, step=30),
+        event("resume", 200, step=10),
+        event("stop", 205, step=15),
+    ]
+    found = split(tmp_path, rows, events)
+    assert known(found) == {"training": 15.0, "saving": 2.0, "lost": 24.0, "stopped": 164.0}
+    assert ([one.step for one in found.waits], found.redone_steps) == ([10], 20)
+
+
 def test_rows_that_go_back_are_lost_without_any_event(tmp_path):
     found = split(tmp_path, [*steady(1, 8, 1), *steady(5, 10, 20)])
     assert (found.redone_steps, known(found)) == (4, {"training": 9.0, "lost": 4.0, "starting": 11.0})

@@ -21,6 +21,8 @@ from mb_metrics.report.time_split import TimeSplit, TimeSplitter
 from mb_metrics.run.events import RunEvent, seconds_in
 
 _RECENT = 100
+_LARGEST_SPREAD = 1.2
+"""Ratio of the most and the fewest tokens of a step up to which all steps count as equal."""
 PREDICTED_SPEED = "predicted_tokens_per_second_per_gpu"
 """Field of a start event: the throughput that was predicted for the run."""
 _SILENT_SECONDS = 120.0
@@ -94,18 +96,22 @@ class IncrementalStatistics:
     def _tokens_per_second(
         self, run: RunHistory, step: StepTimeStatistics | None, *, device: str
     ) -> float | None:
-        """Return the tokens per second of the median step.
+        """Return the tokens per second of the median step, or the median recorded rate if steps differ in their tokens.
 
         The recorded rate is a mean over a window of steps, which may be longer than a run has steps between two pauses.
+        Of steps of different sizes, the median number of tokens and the median time are those of different steps.
         """
         name = f"throughput/{device}tokens_per_sec"
         tokens, steps = run.series.get(name), run.series.get(f"throughput/{device}batches_per_sec")
         per_step = None
         if tokens is not None and steps is not None:
             per_step = self._tokens.setdefault(device, Ratios()).of(tokens, steps)
-        if per_step is None or step is None or not step.median:
+        usual = None if per_step is None else per_step.median
+        if per_step is None or usual is None or step is None or not step.median:
             return self._median(run, name)
-        return per_step.median / step.median if per_step.median is not None else None
+        if per_step.highest > _LARGEST_SPREAD * per_step.percentile(0):
+            return self._median(run, name)
+        return usual / step.median
 
     def _median(self, run: RunHistory, name: str) -> float | None:
         series = run.series.get(name)

@@ -361,7 +361,12 @@ def _discarded_steps(
         ends = [event.time for event in later]
         if mark.before is not None:
             ends.append(mark.before)
-        kept = [event.time for event in attempt if (event.step or 0) <= mark.step]
+        # In any attempt: `ckpt_step` may name a checkpoint that is older than the last one.
+        kept = [
+            event.time
+            for event in events[:index]
+            if (event.step or 0) <= mark.step and event.time < mark.time
+        ]
         time_of_step = _time_of(run, mark.step, shifts)
         if time_of_step is not None and time_of_step < mark.time:
             kept.append(time_of_step)

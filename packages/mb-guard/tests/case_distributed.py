@@ -61,6 +61,30 @@ def accumulate(wrapped: Any, microbatches: int) -> None:
     )
 
 
+def shard(model: Any, strategy: str, **options: Any) -> FullyShardedDataParallel:
+    """Wrap a model in Megatron-FSDP."""
+    ddp = DistributedDataParallelConfig(
+        use_megatron_fsdp=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        data_parallel_sharding_strategy=strategy,
+        **options,
+    )
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return FullyShardedDataParallel(config=model.config, ddp_config=ddp, module=model, pg_collection=groups)
+
+
+def overwritten_sums(strategy: str) -> bool:
+    """Return whether all gradients are marked to be overwritten, which are sums with this strategy."""
+    start()
+    wrapped = shard(gpt(), strategy)
+    accumulate(wrapped, 1)
+    groups = wrapped.module.param_and_grad_buffer.parameter_groups
+    assert not any(group.main_grad_buffer.is_data_distributed for group in groups)
+    return all(getattr(each, "overwrite_main_grad", False) for group in groups for each in group.params)
+
+
 def fsdp_error(fault: str | None, strategy: str, scale: float, communicated: str | None) -> float:
     """Return how far the gradient of two microbatches is from `scale` times that of DistributedDataParallel.
 
@@ -69,22 +93,9 @@ def fsdp_error(fault: str | None, strategy: str, scale: float, communicated: str
     start()
     whole = batch(torch.ones(2, LENGTH))
     plain = gradients(gpt(), [rows(whole, index) for index in range(2)])
-    model = gpt()
-    ddp = DistributedDataParallelConfig(
-        use_megatron_fsdp=True,
-        use_distributed_optimizer=True,
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        data_parallel_sharding_strategy=strategy,
-        megatron_fsdp_grad_comm_dtype=communicated and getattr(torch, communicated),
-    )
+    dtype = communicated and getattr(torch, communicated)
     with mb_guard.without(fault) if fault else nullcontext():
-        wrapped = FullyShardedDataParallel(
-            config=model.config,
-            ddp_config=ddp,
-            module=model,
-            pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
-        )
+        wrapped = shard(gpt(), strategy, megatron_fsdp_grad_comm_dtype=dtype)
     stored = wrapped.module.param_and_grad_buffer
     buffers = [each.main_grad_buffer for each in stored.parameter_groups if each.main_grad_buffer is not None]
     for buffer in buffers:

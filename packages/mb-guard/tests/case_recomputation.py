@@ -31,6 +31,17 @@ def backward(recomputed: bool, *, fp8: Any = False) -> list[torch.Tensor]:
     return [each.grad for each in (hidden, inner, outer)]
 
 
+def size_of_a_returned_input() -> int:
+    """Return the bytes that are left of the input of a function which returns it along with its result."""
+    start()
+    hidden = torch.randn(4, 4, requires_grad=True)
+    residual = hidden * 1
+    checkpoint = CheckpointWithoutOutput(False)
+    doubled, _ = checkpoint.checkpoint(lambda rows: (rows * 2, rows), residual)
+    checkpoint.discard_output_and_register_recompute(doubled @ hidden)
+    return residual.untyped_storage().size()
+
+
 def without_transformer_engine(fault: str | None) -> list[bool] | str:
     """Return whether each gradient is that without recomputation, or the error."""
     start()

@@ -7,8 +7,10 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttention
-from tiny_gpt import gpt, start
+from tiny_gpt import EXPERTS, gpt, start
 
 import mb_guard
 
@@ -48,6 +50,31 @@ def decay_of_embedding() -> float:
         if any(each is weight or each.shape == weight.shape for each in group["params"])
     ]
     return float(factor)
+
+
+def counted_layer_wise(fault: str | None) -> tuple[int, int]:
+    """Return the number of parameters of a model, and the square of the norm of gradients of ones.
+
+    The norm is that of an optimizer that is sharded by layers.
+    """
+    start()
+    parameters = sum(each.numel() for each in gpt(**EXPERTS, add_bias_linear=True).parameters())
+    sizes = {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+    }
+    start(**sizes)
+    model = gpt(**EXPERTS, **sizes, add_bias_linear=True, sequence_parallel=True).bfloat16()
+    with mb_guard.without(fault) if fault else nullcontext():
+        optimizer = LayerWiseDistributedOptimizer(
+            [torch.optim.SGD(model.parameters(), lr=0.1)],
+            OptimizerConfig(optimizer="sgd", bf16=True, lr=0.1),
+            ProcessGroupCollection.use_mpu_process_groups(),
+        )
+        for each in optimizer.get_parameters():
+            each.grad = torch.ones_like(each)
+        return parameters, round(float(optimizer.get_grad_norm()) ** 2)
 
 
 def clipped(fault: str | None) -> float:

@@ -2,6 +2,9 @@
 
 import pytest
 
+from mb_guard.catalogue import find_fault
+from mb_guard.fault import Settings
+
 
 @pytest.mark.parametrize("fault", [None, "weak-backward-hooks"])
 def test_a_model_is_freed(fault, run_case):
@@ -19,6 +22,15 @@ def test_fsdp_adds_up_the_gradients_of_a_group_of_one_rank(run_case):
         assert error(None, strategy, 1.0, "bfloat16") < 0.01
     assert error(fault, "optim_grads_params", 0.5, None) > 0.2
     assert error(fault, "optim_grads_params", 1.0, "bfloat16") > 1
+
+
+def test_fsdp_marks_sums_to_be_overwritten(run_case):
+    marked = run_case("case_distributed.py", "overwritten_sums", "optim")
+    assert marked == [True], "False: delete the record"
+    met = find_fault("fsdp-overwrites-sums-of-gradients").met
+    settings = {"use_megatron_fsdp": True, "gradient_accumulation_fusion": True}
+    assert met(Settings({**settings, "data_parallel_sharding_strategy": "optim"}))
+    assert not met(Settings({**settings, "data_parallel_sharding_strategy": "optim_grads"}))
 
 
 def test_each_model_reduces_as_configured(run_case):

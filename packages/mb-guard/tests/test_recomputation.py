@@ -2,6 +2,9 @@
 
 import pytest
 
+from mb_guard.catalogue import find_fault
+from mb_guard.fault import Settings
+
 CASE = "case_recomputation.py"
 
 
@@ -25,3 +28,11 @@ def test_recomputation_draws_the_same_numbers(graphs, run_case):
     assert later == right_later
     [(_, wrong, _)] = run_case(CASE, "numbers", "recomputed-random-states", graphs, True)
     assert wrong != right
+
+
+def test_a_returned_input_is_freed(run_case):
+    assert run_case(CASE, "size_of_a_returned_input") == [0], "64: delete the record"
+    met = find_fault("fused-residual-freed").met
+    settings = {"fused_residual_rmsnorm": True, "recompute_granularity": "selective"}
+    assert met(Settings({**settings, "recompute_modules": ["core_attn", "layernorm"]}))
+    assert not met(Settings({**settings, "recompute_modules": ["core_attn"]}))

@@ -11,6 +11,17 @@ def test_muon_orthogonalizes_parts(run_case):
     assert run_case("case_weight_updates.py", "muon_of_a_part", "blockwise")[0] > 0.2
 
 
+def test_the_norm_of_a_layer_wise_optimizer_counts_all_experts(run_case):
+    def counted(fault):
+        return run_case("case_weight_updates.py", "counted_layer_wise", fault, ranks=2)[0]
+
+    parameters, counted_ones = counted(None)
+    assert counted_ones == parameters
+    biases = 2 * 2 * 32  # of the second projection, of two experts in two layers
+    parameters, counted_ones = counted("layer-wise-norm-leaves-out-experts")
+    assert counted_ones == parameters - biases
+
+
 def test_embeddings_decay(run_case):
     assert run_case("case_weight_updates.py", "decay_of_embedding") == [1.0], (
         "0, as documented: delete the record"
@@ -42,6 +53,16 @@ def test_a_rank_clips_its_own_heads(run_case):
                 "muon_tp_mode": "duplicated",
             },
             {"optimizer": "adam", "tensor_model_parallel_size": 4, "num_query_groups": 2},
+        ),
+        (
+            "layer-wise-norm-leaves-out-experts",
+            {
+                "optimizer": "dist_muon",
+                "num_moe_experts": 4,
+                "tensor_model_parallel_size": 2,
+                "expert_tensor_parallel_size": 1,
+            },
+            {"optimizer": "dist_muon", "num_moe_experts": 4, "tensor_model_parallel_size": 2},
         ),
         (
             "embedding-weight-decay",

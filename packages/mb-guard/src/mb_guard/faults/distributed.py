@@ -59,7 +59,26 @@ def _shards_gradients(settings: Settings) -> bool:
     )
 
 
+def _overwrites_sums(settings: Settings) -> bool:
+    return (
+        bool(settings.use_megatron_fsdp and settings.gradient_accumulation_fusion)
+        and settings.data_parallel_sharding_strategy == "optim"
+    )
+
+
 FAULTS = (
+    Fault(
+        id="fsdp-overwrites-sums-of-gradients",
+        effect="wrong number",
+        summary="Megatron-FSDP with data_parallel_sharding_strategy=optim and gradient_accumulation_fusion lets "
+        "Transformer Engine overwrite the sum of the gradients of microbatches.",
+        shows="Silent: a step has the gradients of its last microbatch only.",
+        action="refuse",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/6357",
+        test="packages/mb-guard/tests/test_distributed.py::test_fsdp_marks_sums_to_be_overwritten",
+        met=_overwrites_sums,
+        advice="Set gradient_accumulation_fusion=False, or another data_parallel_sharding_strategy.",
+    ),
     Fault(
         id="fsdp-accumulates-wrongly-on-one-rank",
         effect="wrong number",

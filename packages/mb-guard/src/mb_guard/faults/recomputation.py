@@ -91,6 +91,14 @@ def _discards_outputs(settings: Settings) -> bool:
     )
 
 
+def _frees_residual(settings: Settings) -> bool:
+    return (
+        bool(settings.fused_residual_rmsnorm)
+        and settings.recompute_granularity == "selective"
+        and "layernorm" in (settings.recompute_modules or ())
+    )
+
+
 def _patch(wrap: Any, target: str, source: str, **options: Any) -> Patch:
     return Patch(wrap=wrap, module=_RANDOM, target=target, sources=(source,), **options)
 
@@ -141,5 +149,17 @@ FAULTS = (
         test=f"{_TESTS}::test_discarded_outputs_are_restored_without_a_compiler",
         met=_discards_outputs,
         patches=(_patch(copying_where_not_compiled, "_get_share_storage", "14fe8bafdf5a247a"),),
+    ),
+    Fault(
+        id="fused-residual-freed",
+        effect="crash",
+        summary="recompute_modules with layernorm free the memory of all that a norm returns: with "
+        "fused_residual_rmsnorm also that of the residual, which is the input of the norm.",
+        shows="Memory that is read after it is freed, in the first step of a model with experts or latent attention.",
+        action="refuse",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/4497",
+        test=f"{_TESTS}::test_a_returned_input_is_freed",
+        met=_frees_residual,
+        advice="Set fused_residual_rmsnorm=False, or remove layernorm from recompute_modules.",
     ),
 )

@@ -1,10 +1,11 @@
-"""Faults of the update of weights: Muon under tensor parallelism, weight decay of embeddings, clipping of queries."""
+"""Faults of the update of weights: Muon under tensor parallelism, weight decay of embeddings, clipping."""
 
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch, Settings, around
 
 _TESTS = "packages/mb-guard/tests/test_weight_updates.py"
+_LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer"
 _DEFAULT_INIT_STD = 0.02
 
 
@@ -18,6 +19,34 @@ def clip_own_heads(clip: Function, self: Any, weight: Any) -> Any:
         return clip(self, weight)
     finally:
         self.query_projection_size, self.kv_projection_size = complete
+
+
+@around
+def pass_tensor_parallel_groups(
+    init: Function,
+    self: Any,
+    optimizers: Any,
+    config: Any,
+    pg_collection: Any = None,
+    *args: Any,
+    **options: Any,
+) -> None:
+    """Give the optimizers that are sharded by layers the groups by which they recognize copies of parameters."""
+    init(self, optimizers, config, pg_collection, *args, **options)
+    for part in self.chained_optimizers if pg_collection is not None else ():
+        part.tp_group = pg_collection.tp
+        part.expert_tp_group = getattr(pg_collection, "expt_tp", pg_collection.tp)
+
+
+def _experts_without_tensor_parallelism(settings: Settings) -> bool:
+    ranks = settings.tensor_model_parallel_size or 1
+    layer_wise = settings.use_layer_wise_distributed_optimizer or str(settings.optimizer).startswith("dist_")
+    return (
+        bool(layer_wise)
+        and bool(settings.num_moe_experts)
+        and settings.add_bias_linear is not False
+        and (settings.expert_tensor_parallel_size or ranks) != ranks
+    )
 
 
 def _depends_on_tensor_parallelism(settings: Settings) -> bool:
@@ -48,6 +77,27 @@ FAULTS = (
         test=f"{_TESTS}::test_muon_orthogonalizes_parts",
         met=_depends_on_tensor_parallelism,
         advice="Set muon_tp_mode=duplicated, and tensor_model_parallel_size to num_query_groups at most.",
+    ),
+    Fault(
+        id="layer-wise-norm-leaves-out-experts",
+        effect="wrong number",
+        summary="The gradient norm of an optimizer that is sharded by layers (dist_muon) leaves out biases of experts "
+        "where expert_tensor_parallel_size differs from tensor_model_parallel_size: those of all but the first "
+        "tensor-parallel rank count as copies.",
+        shows="Silent: gradients are clipped less, and the logged norm is too small. With a TP and EP of 2 the biases "
+        "of half of the experts are missing.",
+        action="put right",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/6099",
+        test=f"{_TESTS}::test_the_norm_of_a_layer_wise_optimizer_counts_all_experts",
+        met=_experts_without_tensor_parallelism,
+        patches=(
+            Patch(
+                wrap=pass_tensor_parallel_groups,
+                module=_LAYER_WISE,
+                target="LayerWiseDistributedOptimizer.__init__",
+                sources=("959ae04c2806dc10",),
+            ),
+        ),
     ),
     Fault(
         id="embedding-weight-decay",

@@ -112,7 +112,7 @@ KINDS = {
         "Glm4Moe",
         GLM4_MOE | {"rope_parameters": SCALED_YARN | {"partial_rotary_factor": 0.5}},
     ),
-    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", GEMMA2 | CAPS),
     "gemma2-no-caps": ("Gemma2", GEMMA2 | dict.fromkeys(CAPS)),
     "gemma2-no-window": ("Gemma2", GEMMA2 | {"layer_types": ["full_attention"] * 4}),

@@ -167,7 +167,7 @@ LAYOUTS = {
 }
 
 
-FURTHER = ("gemma TP", "smollm3 PP", "cohere2 PP", "qwen3-next PP", "mixtral EP")
+FURTHER = ("smollm3 PP", "cohere2 PP", "qwen3-next PP", "mixtral EP")
 """Layouts that run in the matrix only."""
 
 

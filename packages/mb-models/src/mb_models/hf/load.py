@@ -65,9 +65,11 @@ def load_hf_weights(
             if origin.stacked:
                 parts = read_expert(stored, origin, rank=rank, size=size, dtype=value.dtype)
                 loaded_names.update(stacked_tensors(stored, origin))
+                source = fuse_parts(parts, origin, config=chunks[0].config)
             else:
-                parts = read_parts(stored, origin, value.shape, config=chunks[0].config, rank=rank, size=size)
-            source = fuse_parts(parts, origin, config=chunks[0].config)
+                source = _read_fused(
+                    stored, origin, value.shape, config=chunks[0].config, rank=rank, size=size
+                )
             if origin.offset:
                 source = source.float() - origin.offset
             if source.dtype != value.dtype and not torch.equal(
@@ -143,6 +145,19 @@ def named_weights(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters of a chunk, and the biases of its routers, which Megatron keeps in buffers."""
     yield from chunk.named_parameters()
     yield from ((name, value) for name, value in chunk.named_buffers() if name.endswith(".expert_bias"))
+
+
+def _read_fused(
+    stored: TensorFolder, origin: TensorOrigin, shape: Sequence[int], *, config: Any, rank: int, size: int
+) -> torch.Tensor:
+    """Read this rank's part of a parameter; the arguments and errors are those of `read_parts`."""
+    if origin.form in ("qkv", "gated_qkv") and config.num_query_groups < size:
+        # ranks that share a query group hold consecutive rows of the fusion of all groups
+        every_part = read_parts(stored, origin, shape, config=config, rank=0, size=1)
+        return fuse_parts(every_part, origin, config=config).chunk(size)[rank]
+    return fuse_parts(
+        read_parts(stored, origin, shape, config=config, rank=rank, size=size), origin, config=config
+    )
 
 
 def read_parts(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mb_models.errors import ModelsError
-from mb_schema.rule_kinds import config_rule, ddp_rule, dist_rule
+from mb_schema.rule_kinds import config_rule, ddp_rule, dist_rule, model_rule
 from mb_schema.rules import Rule, rules_in
 
 TORCH = "dist.use_torch_fsdp2"
@@ -51,6 +51,33 @@ def _megatron_fsdp_with_pipeline(use_megatron_fsdp, dist__use_megatron_fsdp, pp)
     if (use_megatron_fsdp or dist__use_megatron_fsdp) and (pp or 1) > 1:
         return f"is on with pipeline_model_parallel_size={pp}"
     return None
+
+
+@model_rule(
+    "FS12",
+    why="Megatron-FSDP lets Transformer Engine overwrite the sum of the gradients of the previous microbatches",
+    fix="Set model.gradient_accumulation_fusion=false, or another ddp.data_parallel_sharding_strategy.",
+    fails={
+        "gradient_accumulation_fusion": True,
+        "ddp__use_megatron_fsdp": True,
+        "ddp__data_parallel_sharding_strategy": "optim",
+    },
+    passes={"ddp__data_parallel_sharding_strategy": "optim_grads"},
+    fallback={"gradient_accumulation_fusion": False},
+)
+def _megatron_fsdp_with_fused_gradients(
+    gradient_accumulation_fusion,
+    ddp__use_megatron_fsdp,
+    dist__use_megatron_fsdp,
+    ddp__data_parallel_sharding_strategy,
+):
+    if (
+        not gradient_accumulation_fusion
+        or not (ddp__use_megatron_fsdp or dist__use_megatron_fsdp)
+        or ddp__data_parallel_sharding_strategy != "optim"
+    ):
+        return None
+    return "is on under Megatron-FSDP with data_parallel_sharding_strategy=optim"
 
 
 @config_rule(

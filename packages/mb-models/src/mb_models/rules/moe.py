@@ -55,6 +55,20 @@ def _capacity_with_sinkhorn(moe_expert_capacity_factor, moe_router_load_balancin
 
 
 @model_rule(
+    "G63",
+    why="the router draws factors between 1 - eps and 1 + eps",
+    fix="Use a number above 0; null disables the noise.",
+    fails={"transformer": {"moe_input_jitter_eps": 0.0}, "num_moe_experts": 4},
+    passes={"transformer": {"moe_input_jitter_eps": 0.01}},
+)
+def _noise_without_width(transformer, num_moe_experts):
+    eps = transformer.get("moe_input_jitter_eps")
+    if not num_moe_experts or eps is None or (isinstance(eps, int | float) and eps > 0):
+        return None
+    return f"moe_input_jitter_eps must be a number above 0 ({eps})"
+
+
+@model_rule(
     "K22",
     why="the softmax of a single score is always 1",
     fix="Set moe_router_pre_softmax=true.",

@@ -85,6 +85,27 @@ def _recomputed_under_delayed_scaling(recompute_modules, recompute_granularity, 
 
 
 @model_rule(
+    "G62",
+    why="recomputation frees what a norm returns, which then includes its input, the residual",
+    fix="Set fused_residual_rmsnorm=false, or remove layernorm.",
+    fails={
+        "recompute_modules": ["layernorm"],
+        "recompute_granularity": "selective",
+        "fused_residual_rmsnorm": True,
+    },
+    passes={"fused_residual_rmsnorm": False},
+)
+def _recomputed_norms_return_the_residual(recompute_modules, recompute_granularity, fused_residual_rmsnorm):
+    if (
+        recompute_granularity != "selective"
+        or "layernorm" not in (recompute_modules or ())
+        or not fused_residual_rmsnorm
+    ):
+        return None
+    return "layernorm cannot be recomputed with fused_residual_rmsnorm"
+
+
+@model_rule(
     "C10",
     why="Megatron Core offloads the activations of one microbatch at a time, and pipeline stages have several",
     fix="Set model.pipeline_model_parallel_size=1 or model.cpu_offloading=false.",

@@ -181,6 +181,18 @@ def test_operations_of_a_token_are_those_that_are_logged(name: str) -> None:
     assert planned == pytest.approx(logged)
 
 
+def test_operations_of_sequences_of_different_lengths_are_those_that_are_logged() -> None:
+    model = {
+        **SIZES,
+        "position_embedding_type": "rope",
+        **FLOPS["images"],
+        "window_size": (3, 0),
+        "window_attn_skip_freq": 2,
+    }
+    planned = flops_per_token(read_shape(model), seq_length={4: 1.5, 20: 0.5})
+    assert planned == pytest.approx(model_flops_per_token(model, seq_length=[4, 4, 4, 20]).parts)
+
+
 def test_operations_of_every_recipe_are_those_that_are_logged() -> None:
     for name, recipe in REGISTRY.recipes.items():
         model = recipe.build().model

@@ -60,7 +60,7 @@ def test_samples_are_drawn_by_weight(roots, tmp_path):
         f"training ({roots[0]}/training.jsonl): 6 samples",
         f"training ({roots[1]}/training.jsonl): 2 samples",
     ]
-    assert (train.mean_tokens, train.attention_length, train.length(0)) == (4.0, 4.0, 4)
+    assert (train.mean_tokens, train.length_counts, train.length(0)) == (4.0, {4: 1.0}, 4)
     assert train.collate([train[0], train[1]])["tokens"].shape == (2, 4)
     with pytest.raises(IndexError):
         train[16]

@@ -177,7 +177,10 @@ def test_samples_of_different_lengths_have_average_sizes(tmp_path):
     data = build_run_datasets(section, CONTEXT).loaders(SIZES, ranks=middle).iterators()
     assert data.train is None
     assert isinstance(data.sizes, SampleSizes)
-    assert 0 < data.sizes.tokens <= data.sizes.attention_length < 64
+    counts = data.sizes.length_counts
+    assert sum(length * number for length, number in counts.items()) == pytest.approx(data.sizes.tokens)
+    assert sum(counts.values()) == pytest.approx(1.0)
+    assert 0 < min(counts) <= max(counts) < 64
     section.packed_sequence_specs = PackedSequenceSpecs(packed_sequence_size=64)
     packs = build_run_datasets(section, CONTEXT)
     packed = packs.loaders(BatchSettings(global_batch_size=4), ranks=middle).iterators()

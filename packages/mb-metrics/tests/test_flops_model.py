@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mb_metrics import UnknownFlopsError, model_flops_per_token
-from mb_metrics.flops.model_shape import positions_per_token
+from mb_schema.attention_masks import attended_positions
 
 GPT = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 160, "vocab_size": 96}
 SEQ = 32
@@ -98,7 +98,7 @@ def test_the_positions_are_those_of_the_mask_with_its_diagonal_counted_half(leng
     # The area under the edge of a mask cuts through the cells of its diagonals; each cut cell is half in, half out.
     reach_left = length if left < 0 else min(left + 1, length)
     slack = reach_left / 2 if causal or right >= 0 else reach_left / 2 + length / 2
-    counted = positions_per_token([length], window=(left, right), causal=causal) * length
+    counted = attended_positions({length: 1}, window=(left, right), causal=causal) * length
     assert abs(counted - pairs) <= max(slack, length)
 
 
@@ -114,7 +114,7 @@ def test_the_positions_are_those_of_the_mask_with_its_diagonal_counted_half(leng
     ],
 )
 def test_a_mask_counts_its_area(window, causal, pairs):
-    assert positions_per_token([32], window=window, causal=causal) * 32 == pairs
+    assert attended_positions({32: 1}, window=window, causal=causal) * 32 == pairs
 
 
 def test_packed_documents_count_the_sum_of_their_squares():
@@ -123,6 +123,14 @@ def test_packed_documents_count_the_sum_of_their_squares():
     assert parts((8**2 + 24**2) / 32) == packed
     assert whole["attention_core"] > packed["attention_core"]
     assert packed | whole == whole
+
+
+def test_a_mapping_has_the_number_of_sequences_of_each_length():
+    window = {"window_size": (7, 0), "window_attn_skip_freq": 2}
+    counted = parts({8: 3, 24: 0.5}, **window)
+    assert counted == pytest.approx(parts([8] * 6 + [24], **window))
+    full, slid = 3 * 8**2 / 2 + 24**2 / 4, 3 * 8**2 / 2 + (24 * 8 - 8**2 / 2) / 2
+    assert counted["attention_core"] * (3 * 8 + 12) == pytest.approx(12 * 64 * 2 * (full + slid))
 
 
 def test_a_sliding_window_may_skip_layers():

@@ -65,14 +65,14 @@ def wrapped(chunk, *, groups=GROUPS):
     return SimpleNamespace(chunks=[chunk], groups=groups, device="cpu", vocab_size=32, modules=None)
 
 
-def trained(folder, *, attention_length=None, norms=None, model=None, flops=None, frozen=False, **logger):
+def trained(folder, *, sample_lengths=None, norms=None, model=None, flops=None, frozen=False, **logger):
     chunk, stream = torch.nn.Linear(2, 1), io.StringIO()
     chunk.requires_grad_(not frozen)
     with build_training_metrics(
         run_sections(LoggerConfig(log_interval=1, **logger), model=model),
         wrapped(chunk),
         output=MetricsOutput(folder=folder, stream=stream),
-        attention_length=attention_length,
+        sample_lengths=sample_lengths,
         norms=norms,
         flops=flops,
         step_values=[lambda: {"speed": 1.0}],
@@ -110,9 +110,10 @@ def test_nothing_is_measured_with_skip_train_metrics_log(tmp_path):
     assert trained(tmp_path, **skipped)[:2] == ([], "")
 
 
-def test_attention_of_samples_of_different_lengths_has_its_own_length(tmp_path):
-    callback = trained(tmp_path, attention_length=5.0)[-1]
-    per_token = model_flops_per_token(section(), seq_length=5, vocab_size=32).total
+def test_attention_of_samples_of_different_lengths_is_that_of_their_lengths(tmp_path):
+    model = section(window_size=(3, 0))
+    callback = trained(tmp_path, model=model, sample_lengths={2: 1.5, 10: 0.5})[-1]
+    per_token = model_flops_per_token(model, seq_length=[2, 2, 2, 10], vocab_size=32).total
     assert callback.flops(step_result(1)) == per_token * step_result(1).tokens
 
 

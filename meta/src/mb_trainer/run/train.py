@@ -287,7 +287,7 @@ class Run:
             return None
         try:
             shape = read_shape(config.model, vocab_size=self.training_model.vocab_size)
-            length = config.model.seq_length if sizes is None else sizes.attention_length
+            length = config.model.seq_length if sizes is None else sizes.length_counts
             parts = flops_per_token(
                 shape, seq_length=length, adapters=read_adapters(config.peft, config.model)
             )
@@ -332,7 +332,7 @@ class Run:
             self.training_model,
             output=output if job.world.is_logging_rank else None,
             start_step=self.state.train_state.step,
-            attention_length=None if self.data.sizes is None else self.data.sizes.attention_length,
+            sample_lengths=None if self.data.sizes is None else self.data.sizes.length_counts,
             flops=self._adapted_flops(),
             step_values=stragglers.step_values,
             print_line=self.console.detail,

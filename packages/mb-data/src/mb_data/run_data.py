@@ -4,7 +4,7 @@ The datasets are built first, so that unusable data is rejected before the cost 
 built after a checkpoint is loaded, because its counters are their position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,8 +31,8 @@ class SampleSizes:
     tokens: float
     """Tokens of a sample, or of all samples in a pack."""
 
-    attention_length: float
-    """Length of a sequence with the same attention per token."""
+    length_counts: Mapping[float, float]
+    """Number of samples of each length, averaged over samples or packs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,4 +230,4 @@ def sample_sizes(dataset: Any) -> SampleSizes | None:
     """Return the average sizes of a dataset's samples, if they differ in length."""
     if not isinstance(dataset, FinetuningDataset | PackedDataset | BlendedFinetuningDataset):
         return None
-    return SampleSizes(tokens=dataset.mean_tokens, attention_length=dataset.attention_length)
+    return SampleSizes(tokens=dataset.mean_tokens, length_counts=dataset.length_counts)

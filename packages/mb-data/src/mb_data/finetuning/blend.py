@@ -46,10 +46,13 @@ class BlendedFinetuningDataset:
         return float(np.dot(self._shares, [part.mean_tokens for part in self.datasets]))
 
     @property
-    def attention_length(self) -> float:
-        """Length of a sequence with the same attention cost per token."""
-        tokens = self._shares * [part.mean_tokens for part in self.datasets]
-        return float(np.dot(tokens, [part.attention_length for part in self.datasets]) / tokens.sum())
+    def length_counts(self) -> dict[float, float]:
+        """Number of samples of each length, averaged over the items of the blend: samples or packs."""
+        counts: dict[float, float] = {}
+        for share, part in zip(self._shares.tolist(), self.datasets, strict=True):
+            for length, number in part.length_counts.items():
+                counts[length] = counts.get(length, 0.0) + share * number
+        return counts
 
     def length(self, index: int) -> int:
         """Return the number of tokens of the sample at an index, without reading it; 0 for packs, which are equal."""

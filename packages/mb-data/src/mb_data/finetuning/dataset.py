@@ -56,9 +56,15 @@ class EpochsOfSamples:
         return self._size
 
     @property
-    def attention_length(self) -> float:
-        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
-        return self.samples.attention_length
+    def mean_tokens(self) -> float:
+        """Mean number of tokens of a sample, or of all samples in a pack, without padding."""
+        return float(self.samples.lengths.sum()) / self.epoch
+
+    @property
+    def length_counts(self) -> dict[float, float]:
+        """Number of samples of each length, averaged over the items of the dataset: samples or packs."""
+        lengths, numbers = np.unique(self.samples.lengths, return_counts=True)
+        return dict(zip(lengths.tolist(), (numbers / self.epoch).tolist(), strict=True))
 
     def _number(self, index: int) -> int:
         """Return the number of the sample or pack at an index, whose tokens can be read."""
@@ -147,11 +153,6 @@ class FinetuningDataset(EpochsOfSamples):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return the sample at an index."""
         return self._sample(self._number(index))
-
-    @property
-    def mean_tokens(self) -> float:
-        """Mean number of tokens of a sample, without padding."""
-        return float(self.samples.lengths.mean())
 
     def length(self, index: int) -> int:
         """Return the number of tokens of the sample at an index, without reading it."""

@@ -57,11 +57,6 @@ class PackedDataset(EpochsOfSamples):
         # the start of each sample, that of the padding behind them, and the end of the pack
         self._num_boundaries = limit + 2 if pad_cu_seqlens else 0
 
-    @property
-    def mean_tokens(self) -> float:
-        """Mean number of sample tokens in a pack."""
-        return float(self.samples.lengths.sum()) / len(self.packs)
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return the pack at an index."""
         pack = self._number(index)

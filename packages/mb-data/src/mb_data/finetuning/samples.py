@@ -66,12 +66,6 @@ class TokenizedSamples:
         """Number of input tokens of each sample: one less than its ids, because labels are shifted by one."""
         return np.diff(self.starts) - 1
 
-    @property
-    def attention_length(self) -> float:
-        """Length of a sequence with the same attention cost per token: sum of squared lengths over sum of lengths."""
-        lengths = self.lengths.astype(np.float64)
-        return float((lengths**2).sum() / lengths.sum())
-
     def require_complete(self) -> None:
         """Raise if a mapped file was cut short; call it before a read, which would kill this process.
 

@@ -1,10 +1,12 @@
 """FLOPs per token of a complete model, derived from its configuration."""
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 
 from mb_metrics.flops import layers
-from mb_metrics.flops.model_shape import FlopsModelShape, UnknownFlopsError, positions_per_token
+from mb_metrics.flops.model_shape import FlopsModelShape, UnknownFlopsError
 from mb_metrics.flops.per_token import FlopsPerToken, add_up
+from mb_schema.attention_masks import attended_positions
 
 _PIPELINE_CUT, _MTP_SEPARATOR = "|", "/"
 
@@ -12,7 +14,7 @@ _PIPELINE_CUT, _MTP_SEPARATOR = "|", "/"
 def model_flops_per_token(
     model: object,
     *,
-    seq_length: float | Collection[float],
+    seq_length: float | Collection[float] | Mapping[float, float],
     vocab_size: int | None = None,
     decoder_seq_length: int | None = None,
     causal: bool = True,
@@ -27,8 +29,9 @@ def model_flops_per_token(
 
     Args:
         model: The configuration; it is not modified.
-        seq_length: Tokens per sequence. For packed sequences, the document lengths of a batch, or the sum of their
-            squares divided by their sum (equivalent, except with sliding windows).
+        seq_length: Tokens per sequence. For sequences of different lengths, also in packs: their lengths, or a mapping
+            of each length to the number of sequences that have it. The sum of squared lengths divided by the sum of
+            lengths is equivalent, except with sliding windows.
         vocab_size: Rows of the output layer, padding included; None: the model's `vocab_size`.
         decoder_seq_length: Tokens per sequence of the decoder of a T5, whose encoder has `seq_length`. FLOPs are then
             per token of the encoder: those of a pair of sequences, divided by `seq_length`. None: the model's
@@ -40,7 +43,11 @@ def model_flops_per_token(
         UnknownFlopsError: a size is missing or not positive, or there is no formula for a kind of layer.
     """
     shape = FlopsModelShape(model)
-    lengths = seq_length if isinstance(seq_length, Collection) else [seq_length]
+    lengths: Mapping[float, float] = (
+        seq_length
+        if isinstance(seq_length, Mapping)
+        else Counter(seq_length if isinstance(seq_length, Collection) else [seq_length])
+    )
     if not lengths or min(lengths) <= 0:
         raise UnknownFlopsError(
             f"model_flops_per_token: sequence lengths must be positive (seq_length={seq_length!r}). The FLOPs of "
@@ -58,7 +65,8 @@ def model_flops_per_token(
     else:
         parts = _gpt(shape, lengths, logits, causal=causal)
     if shape.flag("vision_num_layers"):
-        parts.append(vision_encoder(shape).scaled(len(lengths) / sum(lengths)))
+        mean_length = sum(length * number for length, number in lengths.items()) / sum(lengths.values())
+        parts.append(vision_encoder(shape).scaled(1 / mean_length))
     return add_up(parts, causal=causal)
 
 
@@ -109,10 +117,10 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
 
 
 def _gpt(
-    shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+    shape: FlopsModelShape, lengths: Mapping[float, float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:
     positions = {
-        windowed: positions_per_token(lengths, window=shape.window if windowed else None, causal=causal)
+        windowed: attended_positions(lengths, window=shape.window if windowed else None, causal=causal)
         for windowed in (False, True)
     }
     last = shape.size("num_layers") - 1
@@ -135,11 +143,11 @@ def _gpt(
 
 
 def _hybrid(
-    shape: FlopsModelShape, lengths: Collection[float], logits: FlopsPerToken, *, causal: bool
+    shape: FlopsModelShape, lengths: Mapping[float, float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:
     def positions(layer: int) -> float:
         window = shape.window if shape.has_window(layer) else None
-        return positions_per_token(lengths, window=window, causal=causal)
+        return attended_positions(lengths, window=window, causal=causal)
 
     kinds: dict[str, Callable[[int], FlopsPerToken]] = {
         "*": lambda layer: layers.attention(shape, positions=positions(layer)),
@@ -174,7 +182,7 @@ def _prediction(
 
 def _encoder_decoder(
     shape: FlopsModelShape,
-    lengths: Collection[float],
+    lengths: Mapping[float, float],
     decoder_length: float,
     logits: FlopsPerToken,
     *,
@@ -195,9 +203,9 @@ def _encoder_decoder(
     layers_of = {
         half: shape.size(f"{half}_num_layers", shape.size("num_layers")) for half in ("encoder", "decoder")
     }
-    seen = positions_per_token([encoder_length], causal=False)
+    seen = attended_positions({encoder_length: 1}, causal=False)
     encoder = [layers.attention(shape, positions=seen), layers.mlp(shape)]
-    seen = positions_per_token([decoder_length], causal=causal)
+    seen = attended_positions({decoder_length: 1}, causal=causal)
     decoder = [
         layers.attention(shape, positions=seen),
         layers.cross_attention(shape, encoder_tokens=encoder_length),

@@ -1,10 +1,9 @@
 """Model dimensions for FLOP counts: sizes by Megatron's field names, and the kind of each layer."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mb_metrics.errors import MetricsError
-from mb_schema.attention_masks import attended_pairs
 
 _OTHER_NAMES = {
     "gated_linear_unit": "swiglu",
@@ -139,10 +138,3 @@ def _listed(pattern: object, layer: int, name: str) -> object:
             "Set a number, or a list with one entry per layer."
         )
     return pattern[layer]
-
-
-def positions_per_token(
-    lengths: Collection[float], *, window: tuple[int, int] | None = None, causal: bool = True
-) -> float:
-    """Return the number of positions that a token attends to, averaged over sequences of these lengths."""
-    return sum(attended_pairs(length, window=window, causal=causal) for length in lengths) / sum(lengths)

@@ -109,7 +109,7 @@ def record_run(
     *,
     output: MetricsOutput | None,
     start_step: int = 0,
-    attention_length: float | None = None,
+    sample_lengths: Mapping[float, float] | None = None,
     flops: float | None = None,
     step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
     print_line: Callable[[str], None] = print,
@@ -131,7 +131,7 @@ def record_run(
                 model,
                 output=output,
                 start_step=start_step,
-                attention_length=attention_length,
+                sample_lengths=sample_lengths,
                 flops=flops,
                 step_values=step_values,
             )
@@ -150,7 +150,7 @@ def build_training_metrics(
     *,
     output: MetricsOutput | None,
     start_step: int = 0,
-    attention_length: float | None = None,
+    sample_lengths: Mapping[float, float] | None = None,
     norms: Norms | None = None,
     flops: float | None = None,
     step_values: Sequence[Callable[[], Mapping[str, Value]]] = (),
@@ -165,7 +165,7 @@ def build_training_metrics(
         model: The wrapped model.
         output: Destinations; None on every rank but the one that writes.
         start_step: Step of the checkpoint that the run resumes from; 0 without one.
-        attention_length: Length of a sequence with the same attention per token, if training samples differ in length.
+        sample_lengths: Lengths of training samples, each with its number of samples; None: all have the model's.
         norms: Norms of a model with a custom parallel layout; None: those of `model`.
         flops: Model FLOPs of one token, for a model with frozen weights or adapters; None: those of a model whose
             weights are all trained.
@@ -180,7 +180,7 @@ def build_training_metrics(
     if norms is None:
         norms = build_norms(model, gradients=gradients, megatron_fsdp=config.ddp.use_megatron_fsdp)
     if flops is None:
-        flops = flops_per_token(config.model, vocab_size=model.vocab_size, attention_length=attention_length)
+        flops = flops_per_token(config.model, vocab_size=model.vocab_size, sample_lengths=sample_lengths)
         _warn_of_frozen(model.chunks)
     stage, stages = groups.pp.rank(), groups.pp.size()
     reductions = add_stage_reductions(build_reductions(logger), stages=stages)
@@ -220,9 +220,11 @@ def build_training_metrics(
     )
 
 
-def flops_per_token(model: Any, *, vocab_size: int, attention_length: float | None) -> float | None:
+def flops_per_token(
+    model: Any, *, vocab_size: int, sample_lengths: Mapping[float, float] | None
+) -> float | None:
     """Return the model FLOPs of one token, forward and backward; None, with a warning, if they are not known."""
-    length = model.seq_length if attention_length is None else attention_length
+    length = model.seq_length if sample_lengths is None else sample_lengths
     try:
         return model_flops_per_token(model, seq_length=length, vocab_size=vocab_size).total
     except UnknownFlopsError as error:

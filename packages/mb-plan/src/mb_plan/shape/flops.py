@@ -9,6 +9,7 @@ Model Training on GPU Clusters Using Megatron-LM" (2021), appendix; Dao, "FlashA
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mb_plan.shape.adapters import AHEAD, OUTPUT, Adapters
@@ -22,7 +23,7 @@ from mb_plan.shape.products import (
     layer_products,
     projection_products,
 )
-from mb_schema.attention_masks import attended_pairs
+from mb_schema.attention_masks import attended_pairs, attended_positions
 
 _ORDER = (
     *("attention_linear", "attention_core", "mlp", "router", "experts", "shared_experts", "mamba"),
@@ -31,22 +32,25 @@ _ORDER = (
 
 
 def flops_per_token(
-    shape: ModelShape, *, seq_length: float, adapters: Adapters | None = None
+    shape: ModelShape, *, seq_length: float | Mapping[float, float], adapters: Adapters | None = None
 ) -> dict[str, float]:
     """Return the operations of a token by part. Those of a T5 are per token of the encoder.
 
     Args:
         shape: Sizes of the model.
-        seq_length: Tokens of a sequence, of the encoder if there is one.
+        seq_length: Tokens of a sequence, of the encoder if there is one. For sequences of different lengths, a mapping
+            of each length to the number of sequences that have it.
         adapters: What is trained instead of the weights of the model; None: these are trained.
     """
     walk = _Walk(shape, adapters)
+    lengths: Mapping[float, float] = seq_length if isinstance(seq_length, Mapping) else {seq_length: 1}
+    mean_length = sum(length * number for length, number in lengths.items()) / sum(lengths.values())
     if shape.vision is not None:
-        walk.image(shape.vision, per_token=1 / seq_length)
+        walk.image(shape.vision, per_token=1 / mean_length)
     if shape.encoder_layers:
-        walk.encoder_decoder(seq_length)
+        walk.encoder_decoder(mean_length)
     else:
-        walk.decoder(seq_length)
+        walk.decoder(lengths)
     return {name: walk.parts[name] for name in _ORDER if walk.parts.get(name)}
 
 
@@ -127,11 +131,11 @@ class _Walk:
             self.add("linear_attention", 2.0 * mixed * pattern.delta_filter, backward=filters)
             self.add("linear_attention", 6.0 * values * pattern.key_head, backward=both)
 
-    def decoder(self, seq_length: float) -> None:
+    def decoder(self, lengths: Mapping[float, float]) -> None:
         """Count a decoder, its depths of multi-token prediction and its output layers."""
         shape = self.shape
         for number, letters in enumerate(shape.layers):
-            self.layer(letters, f"decoder.layers.{number}", self._positions(seq_length, number))
+            self.layer(letters, f"decoder.layers.{number}", self._positions(lengths, number))
         for depth, letters in enumerate(shape.ahead):
             main, self.parts = self.parts, {}
             name = f"mtp.layers.{0 if shape.mtp_repeated else depth}"
@@ -140,15 +144,16 @@ class _Walk:
             number = 0 if shape.mtp_repeated else depth  # Megatron numbers them from the start again
             for layer, letter in enumerate(letters):
                 position = number if shape.pattern is None else layer
-                self.layer(letter, f"{name}.mtp_model_layer", self._positions(seq_length, position))
+                self.layer(letter, f"{name}.mtp_model_layer", self._positions(lengths, position))
             self._logits()
             own, self.parts = sum(self.parts.values()), main
             self.parts["mtp"] = self.parts.get("mtp", 0.0) + own
         self._logits()
 
-    def _positions(self, seq_length: float, number: int) -> float:
-        windowed = self.shape.has_window(number)
-        return attended_pairs(seq_length, window=self.shape.window if windowed else None) / seq_length
+    def _positions(self, lengths: Mapping[float, float], number: int) -> float:
+        return attended_positions(
+            lengths, window=self.shape.window if self.shape.has_window(number) else None
+        )
 
     def _logits(self) -> None:
         shape = self.shape

@@ -227,6 +227,10 @@ def test_a_method_whose_trained_weights_are_not_known_is_rejected():
     single = {"dim": 4, "target_modules": ["*.local_experts.3.linear_fc1"]}
     with pytest.raises(PlanError, match="selects single experts"):
         make_plan({"model": LLAMA_8B, "peft": single})
+    experts = {**LLAMA_8B, "num_moe_experts": 8, "moe_router_topk": 2, "moe_grouped_gemm": True}
+    divided = {"dim": 7, "target_modules": ["linear_fc1"], "normalize_moe_lora": True}
+    with pytest.raises(PlanError, match="peft.dim: 7 is not a multiple of model.moe_router_topk=2"):
+        make_plan({"model": experts, "peft": divided})
 
 
 def test_a_model_without_images_has_no_image_encoder():

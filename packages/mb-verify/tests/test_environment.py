@@ -48,6 +48,10 @@ def test_the_environment_of_a_start_is_its_request():
             {**RECORD, "MB_VERIFY_KILL_AFTER": "3"},
             "MB_VERIFY_TRACKER: is not set, and MB_VERIFY_KILL_AFTER=3",
         ),
+        (
+            {**RECORD, "MB_VERIFY_VALUES": "losses"},
+            "MB_VERIFY_VALUES: 'losses' is unknown. Set it to 'results'",
+        ),
     ],
 )
 def test_malformed_requests_are_rejected(variables, message):

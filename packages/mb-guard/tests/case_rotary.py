@@ -69,6 +69,23 @@ def packed(fault: str | None) -> float:
     return float((found - right).abs().max())
 
 
+def padded(fault: str | None) -> float:
+    """Return how far the interleaved pairs of a pack with an empty sequence are from their rotation by a formula."""
+    start()
+    heads = torch.randn(sum(LENGTHS), 2, 8, generator=torch.Generator().manual_seed(0))
+    angles = torch.arange(max(LENGTHS))[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03])
+    config = SimpleNamespace(apply_rope_fusion=False, multi_latent_attention=False, rotary_interleaved=True)
+    borders = torch.tensor([0, LENGTHS[0], sum(LENGTHS), sum(LENGTHS)])
+    with mb_guard.without(fault) if fault else nullcontext():
+        found = attention.apply_rotary_pos_emb(
+            heads, angles.repeat_interleave(2, dim=1)[:, None, None], config=config, cu_seqlens=borders
+        )
+    pairs = torch.view_as_complex(heads.unflatten(-1, (4, 2)))
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    turns = torch.polar(torch.ones_like(angles), angles)[positions, None]
+    return float((found - torch.view_as_real(pairs * turns).flatten(-2)).abs().max())
+
+
 def in_one_kernel(fault: str | None) -> float:
     """Return how far attention whose queries and keys are rotated by one kernel is from attention that is not fused."""
 

@@ -1,4 +1,4 @@
-"""Faults of YaRN's rotary positions: each is there without its correction, and absent with it."""
+"""Faults of rotary positions: each is there without its correction, and absent with it."""
 
 import math
 
@@ -34,3 +34,11 @@ def test_fused_rotation_of_packs_has_the_factor(run_case):
 def test_queries_and_keys_that_one_kernel_rotates_have_the_factor(run_case):
     assert run_case("case_rotary.py", "in_one_kernel", None) == pytest.approx([0], abs=1e-5)
     assert run_case("case_rotary.py", "in_one_kernel", "yarn-factor-lost-in-fusion")[0] > 1e-3
+
+
+def test_a_pack_with_an_empty_sequence_is_rotated(run_case):
+    from mb_host import RankFailedError
+
+    assert run_case("case_rotary.py", "padded", None) == pytest.approx([0], abs=1e-6)
+    with pytest.raises(RankFailedError, match="cannot reshape tensor of 0 elements"):
+        run_case("case_rotary.py", "padded", "empty-sequence-not-rotated")

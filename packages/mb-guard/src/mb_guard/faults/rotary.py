@@ -1,4 +1,4 @@
-"""Faults of YaRN's rotary positions: the part of a head that is rotated, and the factor of fused kernels."""
+"""Faults of rotary positions: empty sequences of packs; YaRN's part of a head that is rotated, and its factor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,11 +62,35 @@ def _scaled(heads: Any, rotation: Any, factor: float) -> Any:
     return heads if factor == 1.0 else torch.cat((heads[..., :part] * factor, heads[..., part:]), dim=-1)
 
 
+@around
+def rotate_nothing(rotate: Function, heads: Any, interleaved: bool) -> Any:
+    """Return an empty sequence as it is."""
+    return rotate(heads, interleaved) if heads.numel() else heads
+
+
 def _yarn(settings: Settings) -> bool:
     return bool(settings.position_embedding_type == "yarn")
 
 
 FAULTS = (
+    Fault(
+        id="empty-sequence-not-rotated",
+        effect="crash",
+        summary="rotary_interleaved cannot rotate a pack with an empty sequence, as at the end of packs whose "
+        "cu_seqlens are padded to one length.",
+        shows="RuntimeError: cannot reshape tensor of 0 elements, in the first step.",
+        action="put right",
+        test=f"{_TESTS}::test_a_pack_with_an_empty_sequence_is_rotated",
+        met=lambda settings: bool(settings.rotary_interleaved),
+        patches=(
+            Patch(
+                wrap=rotate_nothing,
+                module=f"{_EMBEDDINGS}.rope_utils",
+                target="_rotate_half",
+                sources=("92131483c386b14f",),
+            ),
+        ),
+    ),
     Fault(
         id="yarn-rotates-whole-heads",
         effect="wrong number",

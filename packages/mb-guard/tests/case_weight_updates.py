@@ -52,29 +52,41 @@ def decay_of_embedding() -> float:
     return float(factor)
 
 
-def counted_layer_wise(fault: str | None) -> tuple[int, int]:
-    """Return the number of parameters of a model, and the square of the norm of gradients of ones.
+def counted_layer_wise(fault: str | None, expert_ranks: int) -> tuple[int, int, int]:
+    """Return the number of parameters of a model, the square of the norm of gradients of ones, and a number of zeros.
 
-    The norm is that of an optimizer that is sharded by layers.
+    The last two are those of an optimizer that is sharded by layers; the zeros are those of gradients of zeros.
     """
     start()
     parameters = sum(each.numel() for each in gpt(**EXPERTS, add_bias_linear=True).parameters())
     sizes = {
         "tensor_model_parallel_size": 2,
-        "expert_model_parallel_size": 2,
+        "expert_model_parallel_size": expert_ranks,
         "expert_tensor_parallel_size": 1,
     }
     start(**sizes)
     model = gpt(**EXPERTS, **sizes, add_bias_linear=True, sequence_parallel=True).bfloat16()
     with mb_guard.without(fault) if fault else nullcontext():
+        groups = [
+            {
+                "params": [
+                    each for each in model.parameters() if getattr(each, "allreduce", True) is not expert
+                ],
+                "is_expert_parallel": expert,
+            }
+            for expert in (False, True)
+        ]
         optimizer = LayerWiseDistributedOptimizer(
-            [torch.optim.SGD(model.parameters(), lr=0.1)],
+            [torch.optim.SGD(groups, lr=0.1)],
             OptimizerConfig(optimizer="sgd", bf16=True, lr=0.1),
             ProcessGroupCollection.use_mpu_process_groups(),
         )
         for each in optimizer.get_parameters():
             each.grad = torch.ones_like(each)
-        return parameters, round(float(optimizer.get_grad_norm()) ** 2)
+        squares = round(float(optimizer.get_grad_norm()) ** 2)
+        for each in optimizer.get_parameters():
+            each.grad.zero_()
+        return parameters, squares, int(optimizer.count_zeros())
 
 
 def clipped(fault: str | None) -> float:

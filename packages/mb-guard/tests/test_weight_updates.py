@@ -11,15 +11,19 @@ def test_muon_orthogonalizes_parts(run_case):
     assert run_case("case_weight_updates.py", "muon_of_a_part", "blockwise")[0] > 0.2
 
 
-def test_the_norm_of_a_layer_wise_optimizer_counts_all_experts(run_case):
-    def counted(fault):
-        return run_case("case_weight_updates.py", "counted_layer_wise", fault, ranks=2)[0]
+_BIASES = 2 * 2 * 32  # of the second projection, of two experts in two layers
+_EXPERTS = 2 * 4 * (2 * 32 * 24 + 24)  # without these biases
 
-    parameters, counted_ones = counted(None)
-    assert counted_ones == parameters
-    biases = 2 * 2 * 32  # of the second projection, of two experts in two layers
-    parameters, counted_ones = counted("layer-wise-norm-leaves-out-experts")
-    assert counted_ones == parameters - biases
+
+@pytest.mark.parametrize(("expert_ranks", "counted_in_addition"), [(2, -_BIASES), (1, _EXPERTS)])
+def test_a_layer_wise_optimizer_counts_all_experts_once(expert_ranks, counted_in_addition, run_case):
+    def counted(fault):
+        return run_case("case_weight_updates.py", "counted_layer_wise", fault, expert_ranks, ranks=2)[0]
+
+    parameters, ones, zeros = counted(None)
+    assert (ones, zeros) == (parameters, parameters)
+    parameters, ones, zeros = counted("layer-wise-norm-leaves-out-experts")
+    assert ones == zeros == parameters + counted_in_addition
 
 
 def test_embeddings_decay(run_case):
@@ -63,6 +67,24 @@ def test_a_rank_clips_its_own_heads(run_case):
                 "expert_tensor_parallel_size": 1,
             },
             {"optimizer": "dist_muon", "num_moe_experts": 4, "tensor_model_parallel_size": 2},
+        ),
+        (
+            "layer-wise-norm-leaves-out-experts",
+            {
+                "optimizer": "dist_muon",
+                "num_moe_experts": 4,
+                "add_bias_linear": False,
+                "tensor_model_parallel_size": 2,
+                "expert_tensor_parallel_size": 1,
+            },
+            {
+                "optimizer": "dist_muon",
+                "num_moe_experts": 4,
+                "add_bias_linear": False,
+                "tensor_model_parallel_size": 2,
+                "expert_tensor_parallel_size": 1,
+                "expert_model_parallel_size": 2,
+            },
         ),
         (
             "embedding-weight-decay",

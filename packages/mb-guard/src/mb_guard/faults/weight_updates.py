@@ -3,6 +3,7 @@
 from typing import Any
 
 from mb_guard.fault import Fault, Function, Patch, Settings, around
+from mb_guard.faults.rewriting import rewritten
 
 _TESTS = "packages/mb-guard/tests/test_weight_updates.py"
 _LAYER_WISE = "megatron.core.optimizer.layer_wise_optimizer"
@@ -38,14 +39,41 @@ def pass_tensor_parallel_groups(
         part.expert_tp_group = getattr(pg_collection, "expt_tp", pg_collection.tp)
 
 
+def shard_copies_of_experts(shard_params: Function) -> Function:
+    """Shard experts that have copies also where other parameters have none."""
+    return rewritten(
+        shard_params, ("if dp_cp_size == 1:", "if dp_cp_size == get_pg_size(self.expt_dp) == 1:")
+    )
+
+
+@around
+def count_zeros_of_experts(count: Function, self: Any) -> Any:
+    """Count zeros with the groups of `pass_tensor_parallel_groups`, over all ranks."""
+    if self.pg_collection is None:
+        return count(self)
+    from megatron.core.optimizer.clip_grads import count_zeros_fp32
+
+    return count_zeros_fp32(
+        [each for part in self.chained_optimizers for each in part.get_parameters()],
+        grad_stats_parallel_group=None,
+        use_decoupled_grad=self.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+        tp_group=self.pg_collection.tp,
+        expert_tp_group=getattr(self.pg_collection, "expt_tp", self.pg_collection.tp),
+    )
+
+
 def _experts_without_tensor_parallelism(settings: Settings) -> bool:
     ranks = settings.tensor_model_parallel_size or 1
     layer_wise = settings.use_layer_wise_distributed_optimizer or str(settings.optimizer).startswith("dist_")
+    expert_ranks = settings.expert_tensor_parallel_size or ranks
     return (
         bool(layer_wise)
         and bool(settings.num_moe_experts)
-        and settings.add_bias_linear is not False
-        and (settings.expert_tensor_parallel_size or ranks) != ranks
+        and expert_ranks != ranks
+        and (
+            settings.add_bias_linear is not False
+            or expert_ranks * (settings.expert_model_parallel_size or 1) < ranks
+        )
     )
 
 
@@ -83,12 +111,12 @@ FAULTS = (
         effect="wrong number",
         summary="The gradient norm of an optimizer that is sharded by layers (dist_muon) leaves out biases of experts "
         "where expert_tensor_parallel_size differs from tensor_model_parallel_size: those of all but the first "
-        "tensor-parallel rank count as copies.",
-        shows="Silent: gradients are clipped less, and the logged norm is too small. With a TP and EP of 2 the biases "
-        "of half of the experts are missing.",
+        "tensor-parallel rank count as copies. Without data parallelism it counts each copy of an expert's weights.",
+        shows="Silent: gradients are clipped less, or more, and the logged norm and number of zeros are wrong. With a "
+        "TP and EP of 2 the biases of half of the experts are missing; with a TP of 2 alone, experts count twice.",
         action="put right",
         report="https://github.com/NVIDIA/Megatron-LM/pull/6099",
-        test=f"{_TESTS}::test_the_norm_of_a_layer_wise_optimizer_counts_all_experts",
+        test=f"{_TESTS}::test_a_layer_wise_optimizer_counts_all_experts_once",
         met=_experts_without_tensor_parallelism,
         patches=(
             Patch(
@@ -96,6 +124,18 @@ FAULTS = (
                 module=_LAYER_WISE,
                 target="LayerWiseDistributedOptimizer.__init__",
                 sources=("959ae04c2806dc10",),
+            ),
+            Patch(
+                wrap=shard_copies_of_experts,
+                module=_LAYER_WISE,
+                target="LayerWiseDistributedOptimizer.shard_params",
+                sources=("aed5724f2f9d4846",),
+            ),
+            Patch(
+                wrap=count_zeros_of_experts,
+                module=_LAYER_WISE,
+                target="LayerWiseDistributedOptimizer.count_zeros",
+                sources=("533a36a0828dd38a",),
             ),
         ),
     ),

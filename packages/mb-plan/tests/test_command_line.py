@@ -145,6 +145,14 @@ def test_a_search_chooses_the_layout_of_a_run():
     assert points[0].prediction.step_seconds <= planned(LLAMA).prediction.step_seconds
 
 
+@pytest.mark.parametrize(
+    ("flags", "size"), [("", 12), ("--dist-ckpt-optim-fully-reshardable", 14), ("--no-save-optim", 2)]
+)
+def test_the_form_of_the_optimizer_state_sets_the_size_of_a_checkpoint(flags, size):
+    plan = planned(f"{LLAMA} --use-precision-aware-optimizer {flags}", gpus="64xh100").plan
+    assert plan.checkpoint_bytes == size * plan.parameters
+
+
 def test_flags_that_a_plan_does_not_distinguish_are_noted():
     source = read_command_line(
         f"pretrain_gpt.py {LLAMA} --overlap-grad-reduce --tp-comm-overlap --lr 3e-4 --save x"

@@ -285,7 +285,23 @@ def test_omissions_are_noted():
 
 
 def test_a_checkpoint_without_the_optimizer_contains_weights():
-    assert parameter_storage(BF16, optimizer=BF16, ddp=None, save_optim=False).saved == 2
+    checkpoint = {"save_optim": False}
+    assert parameter_storage(BF16, optimizer=BF16, ddp=None, checkpoint=checkpoint).saved == 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ddp", "size"),
+    [
+        (PRECISE, DISTRIBUTED, 14),
+        ({**PRECISE, "exp_avg_dtype": "float8_e4m3fn", "exp_avg_sq_dtype": "bfloat16"}, DISTRIBUTED, 14),
+        ({**BF16, "optimizer": "lion"}, DISTRIBUTED, 10),
+        ({**BF16, "optimizer": "muon"}, DISTRIBUTED, None),
+        (PRECISE, {}, 12),
+    ],
+)
+def test_a_fully_reshardable_checkpoint_contains_the_distributed_state_in_float32(optimizer, ddp, size):
+    checkpoint = {"dist_ckpt_optim_fully_reshardable": True}
+    assert parameter_storage(BF16, optimizer=optimizer, ddp=ddp, checkpoint=checkpoint).saved == size
 
 
 def test_dense_parameters_and_experts_are_sharded_over_different_ranks():

@@ -67,7 +67,10 @@ def sections_of(line: CommandLine) -> dict[str, Fields]:
         "dataset": {"seq_length": length},
         "optimizer": _optimizer(line),
         "ddp": _ddp(line),
-        "checkpoint": {"save_optim": not line["no_save_optim"]},
+        "checkpoint": {
+            "save_optim": not line["no_save_optim"],
+            "dist_ckpt_optim_fully_reshardable": line["dist_ckpt_optim_fully_reshardable"],
+        },
         "tokenizer": {name: line[name] for name in ("vocab_size", "pad_vocab_size")},
     }
 

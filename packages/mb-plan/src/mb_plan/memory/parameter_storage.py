@@ -54,7 +54,7 @@ def compute_bytes(model: object, optimizer: object) -> int:
 
 
 def parameter_storage(
-    model: object, *, optimizer: object, ddp: object, save_optim: bool = True
+    model: object, *, optimizer: object, ddp: object, checkpoint: object = None
 ) -> ParameterStorage:
     """Return the bytes per parameter for these sections, of which all but the model may be None.
 
@@ -89,7 +89,7 @@ def parameter_storage(
         gradients=_gradient_bytes(weights, ddp, fsdp=fsdp),
         optimizer=None if state is None else state * (1 - offloaded),
         host=0 if state is None else state * offloaded,
-        saved=_saved(weights, state, distributed=distributed and not fsdp) if save_optim else weights,
+        saved=_saved(weights, state, optimizer, checkpoint, distributed=distributed and not fsdp),
         weights_sharded=strategy == "optim_grads_params",
         gradients_sharded=strategy in ("optim_grads", "optim_grads_params"),
         optimizer_sharded=sharded or (distributed and not fsdp),
@@ -172,10 +172,20 @@ def _offloaded(optimizer: object) -> float:
     return float(read_field(optimizer, "optimizer_offload_fraction", 0.0))
 
 
-def _saved(weights: int, state: int | None, *, distributed: bool) -> int | None:
-    """Return the bytes in a checkpoint. The distributed optimizer also saves float32 weights as main parameters."""
+def _saved(
+    weights: int, state: int | None, optimizer: object, checkpoint: object, *, distributed: bool
+) -> int | None:
+    """Return the bytes in a checkpoint. The distributed optimizer also saves float32 weights as main parameters.
+
+    For the fully reshardable form, Megatron gathers main parameters and moments of any dtype in float32
+    (`DistributedOptimizer.get_parameter_state_dp_zero`).
+    """
+    if not read_field(checkpoint, "save_optim", True):
+        return weights
     if state is None:
         return None
+    if distributed and read_field(checkpoint, "dist_ckpt_optim_fully_reshardable", False):
+        return weights + 4 * (1 + MOMENTS[str(read_field(optimizer, "optimizer", "adam"))])
     return weights + state + (4 if weights == 4 and distributed else 0)
 
 

@@ -217,7 +217,7 @@ def make_plan(
         model,
         optimizer=sections.get("optimizer"),
         ddp=sections.get("ddp"),
-        save_optim=bool(read_field(sections.get("checkpoint"), "save_optim", True)),
+        checkpoint=sections.get("checkpoint"),
     )
     layout = module_layout(shape)
     data_parallel = _quotient(world, shape.model_ranks) if layout is None else 1

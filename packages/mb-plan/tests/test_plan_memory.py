@@ -144,7 +144,15 @@ def test_full_recomputation_saves_inputs_and_one_active_group():
 def test_multi_token_prediction_saves_a_layer_and_logits():
     more = chunk({"mtp_num_layers": 1})[0] - chunk({})[0]
     assert more == layer() + 6 * 2 * S * H + 4 * S * V
-    assert chunk({**FULL, "mtp_num_layers": 1})[0] - chunk(FULL)[0] == 7 * 2 * S * H + 4 * S * V
+
+
+def test_recomputed_multi_token_prediction_saves_its_two_inputs_and_that_of_the_output_layer():
+    kept, peak = chunk({**FULL, "mtp_num_layers": 2})
+    assert kept - chunk(FULL)[0] == 2 * (3 * 2 * S * H + 4 * S * V)
+    assert peak == layer() + 3 * 2 * S * H
+    sharded = {**FULL, **SP8}
+    kept = chunk({**sharded, "mtp_num_layers": 1})[0] - chunk(sharded)[0]
+    assert kept == (3 * 2 * S * H + 4 * S * V) / 8
 
 
 def test_recomputed_blocks_leave_out_multi_token_prediction():

@@ -192,14 +192,17 @@ def chunk_bytes(
     last = sum(ahead or ()) if chunk.mtp else 0.0
     if settings.recompute != "full":
         return sum(saved) + ends + last * chunk.mtp, 0.0
-    start = float(shape.hidden * batch.tokens * settings.number_bytes)
-    if settings.sequence_parallel or settings.spread_inputs:
-        start /= shape.tp
+    wide = float(shape.hidden * batch.tokens * settings.number_bytes)
+    narrow = wide / shape.tp if settings.sequence_parallel else wide
+    start = wide / shape.tp if settings.spread_inputs else narrow
     number = settings.recompute_layers
     if settings.method == "block":  # Megatron recomputes no depth of multi-token prediction
         again = min(number, len(saved))
         return again * start + sum(saved[again:]) + ends + last * chunk.mtp, max([0.0, *saved[:again]])
-    ends += start * chunk.mtp
+    # A depth is recomputed from its hidden states and embeddings, with the inputs of its projection (2 of `narrow`)
+    # and of its last norm. The input of its output layer is saved.
+    ends += chunk.mtp * (start - 4 * narrow)
+    last += 3 * narrow if chunk.mtp else 0.0
     groups = [sum(saved[first : first + number]) for first in range(0, len(saved), number)]
     return len(groups) * start + ends, max([last, *groups])
 

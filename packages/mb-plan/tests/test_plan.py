@@ -229,7 +229,7 @@ def test_a_method_whose_trained_weights_are_not_known_is_rejected():
         make_plan({"model": LLAMA_8B, "peft": single})
     experts = {**LLAMA_8B, "num_moe_experts": 8, "moe_router_topk": 2, "moe_grouped_gemm": True}
     divided = {"dim": 7, "target_modules": ["linear_fc1"], "normalize_moe_lora": True}
-    with pytest.raises(PlanError, match="peft.dim: 7 is not a multiple of model.moe_router_topk=2"):
+    with pytest.raises(PlanError, match=r"peft\.dim: 7 is not a multiple of model\.moe_router_topk=2"):
         make_plan({"model": experts, "peft": divided})
 
 

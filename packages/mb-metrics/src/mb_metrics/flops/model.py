@@ -116,13 +116,20 @@ def gpt_flops_per_token(  # noqa: PLR0913 - a shape, each size by name
     return model_flops_per_token(model, seq_length=seq_length, causal=causal)
 
 
-def _gpt(
-    shape: FlopsModelShape, lengths: Mapping[float, float], logits: FlopsPerToken, *, causal: bool
-) -> list[FlopsPerToken]:
-    positions = {
+def _positions(
+    shape: FlopsModelShape, lengths: Mapping[float, float], *, causal: bool
+) -> Mapping[bool, float]:
+    """Return the positions that a token attends to, by whether the layer has a sliding window."""
+    return {
         windowed: attended_positions(lengths, window=shape.window if windowed else None, causal=causal)
         for windowed in (False, True)
     }
+
+
+def _gpt(
+    shape: FlopsModelShape, lengths: Mapping[float, float], logits: FlopsPerToken, *, causal: bool
+) -> list[FlopsPerToken]:
+    positions = _positions(shape, lengths, causal=causal)
     last = shape.size("num_layers") - 1
 
     def layer_parts(layer: int, *, windowed: bool) -> FlopsPerToken:
@@ -145,13 +152,10 @@ def _gpt(
 def _hybrid(
     shape: FlopsModelShape, lengths: Mapping[float, float], logits: FlopsPerToken, *, causal: bool
 ) -> list[FlopsPerToken]:
-    def positions(layer: int) -> float:
-        window = shape.window if shape.has_window(layer) else None
-        return attended_positions(lengths, window=window, causal=causal)
-
+    positions = _positions(shape, lengths, causal=causal)
     kinds: dict[str, Callable[[int], FlopsPerToken]] = {
-        "*": lambda layer: layers.attention(shape, positions=positions(layer)),
-        "+": lambda layer: layers.latent_attention(shape, positions=positions(layer)),
+        "*": lambda layer: layers.attention(shape, positions=positions[shape.has_window(layer)]),
+        "+": lambda layer: layers.latent_attention(shape, positions=positions[shape.has_window(layer)]),
         "-": lambda _: layers.mlp(shape),
         "E": lambda _: layers.mixture(shape),
         "M": lambda _: layers.mamba(shape),

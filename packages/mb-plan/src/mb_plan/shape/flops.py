@@ -134,8 +134,12 @@ class _Walk:
     def decoder(self, lengths: Mapping[float, float]) -> None:
         """Count a decoder, its depths of multi-token prediction and its output layers."""
         shape = self.shape
+        positions = {
+            windowed: attended_positions(lengths, window=shape.window if windowed else None)
+            for windowed in (False, True)
+        }
         for number, letters in enumerate(shape.layers):
-            self.layer(letters, f"decoder.layers.{number}", self._positions(lengths, number))
+            self.layer(letters, f"decoder.layers.{number}", positions[shape.has_window(number)])
         for depth, letters in enumerate(shape.ahead):
             main, self.parts = self.parts, {}
             name = f"mtp.layers.{0 if shape.mtp_repeated else depth}"
@@ -144,16 +148,11 @@ class _Walk:
             number = 0 if shape.mtp_repeated else depth  # Megatron numbers them from the start again
             for layer, letter in enumerate(letters):
                 position = number if shape.pattern is None else layer
-                self.layer(letter, f"{name}.mtp_model_layer", self._positions(lengths, position))
+                self.layer(letter, f"{name}.mtp_model_layer", positions[shape.has_window(position)])
             self._logits()
             own, self.parts = sum(self.parts.values()), main
             self.parts["mtp"] = self.parts.get("mtp", 0.0) + own
         self._logits()
-
-    def _positions(self, lengths: Mapping[float, float], number: int) -> float:
-        return attended_positions(
-            lengths, window=self.shape.window if self.shape.has_window(number) else None
-        )
 
     def _logits(self) -> None:
         shape = self.shape

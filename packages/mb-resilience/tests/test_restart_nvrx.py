@@ -146,7 +146,9 @@ def test_a_single_process_is_restarted_without_a_launcher(monkeypatch):
         return attempt.world_size
 
     section = InProcessRestartConfig(enabled=True, **restarted_training.SHORT_TIMES)
-    assert run_with_restarts(train, section) == 1
+    aborts = []
+    assert run_with_restarts(train, section, abort=[lambda: aborts.append(len(numbers))]) == 1
+    assert aborts == [1]  # once, after the attempt that failed
     assert numbers == [(0, []), (1, ["rank 0 raised ValueError: a planted fault"])]
     assert "RANK" not in os.environ
     numbers.clear()

@@ -59,6 +59,7 @@ def run_with_restarts(
     train: Callable[[RestartAttempt], Returned],
     section: InProcessRestartConfig,
     *,
+    abort: Sequence[Callable[[], object]] = (),
     finalize: Sequence[Callable[[], object]] = (),
     usable_world_size: Callable[[int], int] | None = None,
     is_final: Callable[[Exception], bool] = lambda error: False,
@@ -78,6 +79,8 @@ def run_with_restarts(
     Args:
         train: runs one attempt.
         section: times, limits and the unit that is excluded after a fault.
+        abort: called on every rank, in another thread, before collectives are aborted, to unblock the training
+            function.
         finalize: called on every rank after its attempt has ended, to reset state such as Megatron's parallel state.
         usable_world_size: returns the number of active ranks to use of so many that remain, at most that number; 0 ends
             the run. None: all of them.
@@ -112,6 +115,7 @@ def run_with_restarts(
             section,
             run,
             node_ranks=node_ranks,
+            abort=abort,
             finalize=finalize,
             usable_world_size=usable_world_size,
         )
@@ -334,6 +338,7 @@ def _wrapper(
     run: RestartedRun[Any],
     *,
     node_ranks: int | None,
+    abort: Sequence[Callable[[], object]],
     finalize: Sequence[Callable[[], object]],
     usable_world_size: Callable[[int], int] | None,
 ) -> Any:
@@ -349,7 +354,7 @@ def _wrapper(
         store_factory=SharedStore,
         store_kwargs={"meeting": meeting},
         initialize=_Initialize(run),
-        abort=_Abort(run.abort_connections, _destroy_userbuffers),
+        abort=_Abort(*abort, then=[run.abort_connections, _destroy_userbuffers]),
         finalize=_Finalize(*forget),
         health_check=inprocess.Compose(
             inprocess.health_check.CudaHealthCheck(),
@@ -415,22 +420,25 @@ class _Initialize(inprocess.initialize.Initialize):  # type: ignore[misc]  # NVR
 
 
 class _Abort(inprocess.abort.Abort):  # type: ignore[misc]  # NVRx has no types
-    """Abort collectives: those of NCCL, then connections and buffers by `functions`.
+    """Abort collectives: functions of the caller, then NCCL, then connections and buffers.
 
     NVRx's class aborts NCCL and destroys all groups. For gloo it would only destroy the groups, while the main thread
     may use them, so that this is left to the main thread.
     """
 
-    def __init__(self, *functions: Callable[[], object]) -> None:
+    def __init__(self, *first: Callable[[], object], then: Sequence[Callable[[], object]]) -> None:
+        self._first = first
         self._nccl = inprocess.abort.AbortTorchDistributed()
-        self._functions = functions
+        self._then = then
 
     def __call__(self, state: Any) -> Any:
         with ExitStack() as stack:  # in reverse order: calls all of them, even if one raises
-            for function in reversed(self._functions):
+            for function in reversed(self._then):
                 stack.callback(function)
             if _uses_nccl():
                 stack.callback(self._nccl, state)
+            for function in reversed(self._first):
+                stack.callback(function)
         return state
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import mb_checkpoint
-from mb_checkpoint.trainer_api import complete_message, complete_storage
+import mb_checkpoint.trainer_api
+from mb_checkpoint.trainer_api import complete_message
 from mb_loop import TrainOutcome
 from mb_metrics import read_event_rows
 from mb_metrics.trainer_api import RankConsole
@@ -34,7 +34,8 @@ def report_complete(job: Job, last: Path, console: RankConsole) -> TrainOutcome:
     """
     steps = job.config.train.train_iters or 0
     message, advice = complete_message(job.config.checkpoint, last, run=job.folder.path, train_iters=steps)
-    complete_storage(job.config.checkpoint, last, log=console.print)
+    # By its module, which imports torch only here: bad input is reported without torch.
+    mb_checkpoint.trainer_api.complete_storage(job.config.checkpoint, last, log=console.print)
     console.print(f"{message} {advice}")
     missing = missing_evaluation(job)
     if missing is not None:

@@ -95,13 +95,13 @@ def _newest_step(section: CheckpointConfig, *, persistent: bool = False) -> int 
 
     `persistent`: without those of non-persistent checkpoints.
     """
-    folders = resumable_directories(section, persistent=persistent)
-    loads = section.load is not None and not section.finetune
-    if (
-        loads and section.ckpt_step is not None and Path(str(section.load)) not in folders
-    ):  # not one that is named
+    if section.load is None or section.finetune:
+        return None
+    newest_first = resumable_directories(section, persistent=persistent)
+    is_one_checkpoint = newest_first == [Path(section.load)]
+    if section.ckpt_step is not None and not is_one_checkpoint:
         return section.ckpt_step
-    return max((step for folder in folders if (step := step_of(folder)) is not None), default=None)
+    return step_of(newest_first[0]) if newest_first else None
 
 
 def _has_checkpoint(section: CheckpointConfig) -> bool:

@@ -53,6 +53,80 @@ def test_adam_counts_on_if_experts_are_distributed_otherwise(two_ranks, tmp_path
     assert loaded == [{3}, {3}]
 
 
+SHARDED = {"dist_opt": True}
+OPTIMIZERS = {
+    "float32, distributed": ({}, SHARDED),
+    "float32, TP2": ({}, {**SHARDED, "tp": 2}),
+    "float32, PP2": ({}, {**SHARDED, "pp": 2}),
+    "bfloat16": ({"bf16": True}, {**SHARDED, "bf16": True}),
+    "float16": ({"fp16": True}, {**SHARDED, "fp16": True}),
+    "experts": (EXPERTS, {**MOE, "ep": 2}),
+    "experts in bfloat16": ({**HALF, "ep": 2}, {**HALF, **SHARDED}),
+}
+"""Name -> shapes of a run without and of one with the distributed optimizer."""
+
+
+@pytest.mark.parametrize("direction", [1, -1], ids=["to distributed", "from distributed"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_turns_the_distributed_optimizer_on_or_off(two_ranks, tmp_path, name, direction):
+    before, after = OPTIMIZERS[name][::direction]
+    first, second, third, again = ({"load": str(tmp_path / part), **FULL} for part in "abcd")
+    steps = 40 if "fp16" in before else 3  # the first steps overflow until the loss scale is small enough
+
+    two_ranks.run(rank_work.train_and_save, before, saved_in(first), steps)
+    counted = two_ranks.run(rank_work.steps_after_load, before, first)
+    assert two_ranks.run(rank_work.steps_after_load, after, first) == counted != [{0}, {0}]
+    two_ranks.run(rank_work.load_and_save, after, first, saved_in(second))
+    two_ranks.run(rank_work.load_and_save, before, second, saved_in(third))
+    assert same(first["load"], third["load"]) == ({}, {}, {})
+    if before.keys() ^ after.keys() == {"dist_opt"}:  # the same random states
+        continued = two_ranks.run(rank_work.moved_part, after, first | saved_in(again), 2)
+        expected = two_ranks.run(rank_work.moved_part, before, first | saved_in(again), 2)
+        assert [part[0] for part in continued] == [pytest.approx(part[0], abs=1e-6) for part in expected]
+        assert [part[2].notes for part in continued] == [(), ()]
+
+
+def saved_in(section):
+    """Return the section that saves where another one loads."""
+    return {"save" if key == "load" else key: value for key, value in section.items()}
+
+
+def test_a_form_for_the_distributed_optimizer_alone_is_an_error_without_it(two_ranks, tmp_path):
+    two_ranks.run(rank_work.train_and_save, SHARDED, {"save": str(tmp_path)}, 1)
+    kind, text, _ = two_ranks.run(
+        rank_work.error_of, rank_work.load_and_save, {}, {"load": str(tmp_path)}, {}
+    )[0]
+    assert kind == "CheckpointLayoutError"
+    assert "only the distributed optimizer can read the form dp_reshardable" in text
+
+
+@pytest.mark.parametrize("dist_opt", [False, True], ids=["half precision", "distributed"])
+def test_main_parameters_are_the_weights_of_a_run_in_float32(two_ranks, tmp_path, dist_opt):
+    there, here = str(tmp_path / "float32"), str(tmp_path / "bfloat16")
+    two_ranks.run(rank_work.train_and_save, {}, {"save": there}, 3)
+    shape = {"bf16": True, "dist_opt": dist_opt}
+    two_ranks.run(rank_work.load_and_save, shape, {"load": there}, {"save": here, **FULL})
+    stored, weights = tensors_of(here, step=3), tensors_of(there, step=3)
+    main = "optimizer.state.param." if dist_opt else "optimizer.state.fp32_param."
+    names = [name for name in weights if not name.startswith("optimizer.")]
+    assert names
+    for name in names:
+        assert torch.equal(stored[main + name], weights[name]), name
+
+
+@pytest.mark.parametrize("dist_opt", [False, True], ids=["half precision", "distributed"])
+def test_weights_of_a_run_in_float32_are_the_main_parameters(two_ranks, tmp_path, dist_opt):
+    there, here = str(tmp_path / "bfloat16"), str(tmp_path / "float32")
+    shape = {"bf16": True, "dist_opt": dist_opt}
+    two_ranks.run(rank_work.train_and_save, shape, {"save": there, **FULL}, 3)
+    two_ranks.run(rank_work.load_and_save, {}, {"load": there}, {"save": here})
+    stored, weights = tensors_of(there, step=3), tensors_of(here, step=3)
+    main = "optimizer.state.param." if dist_opt else "optimizer.state.fp32_param."
+    names = [name for name in weights if not name.startswith("optimizer.")]
+    assert all(torch.equal(weights[name], stored[main + name]) for name in names)
+    assert any(not torch.equal(weights[name], stored[name].float()) for name in names)
+
+
 def test_one_rank_reads_what_two_data_parallel_ranks_wrote_in_many_buckets(one_rank, two_ranks, tmp_path):
     shape = {"dist_opt": True, "bf16": True, "bucket_size": 3000}
     folder = str(tmp_path / "run")
@@ -62,10 +136,10 @@ def test_one_rank_reads_what_two_data_parallel_ranks_wrote_in_many_buckets(one_r
     assert (tmp_path / "from_one").read_text() == (tmp_path / "from_two").read_text()
 
 
-def tensors_of(folder, words):
-    """Return the tensors of the checkpoint at step 1 whose names contain the words, read by torch itself."""
+def tensors_of(folder, words=("",), *, step=1):
+    """Return the tensors of the checkpoint at a step whose names contain one of the words, read by torch itself."""
     found = _load_state_dict_from_keys(
-        storage_reader=FileSystemReader(str(Path(folder) / "iter_0000001")), process_group=None
+        storage_reader=FileSystemReader(str(Path(folder) / f"iter_{step:07d}")), process_group=None
     )
     flat = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
     return {name: value for name, value in flat.items() if any(word in name for word in words)}

@@ -45,6 +45,14 @@ from mb_checkpoint.megatron.optimizer import (
     parameter_groups,
     set_schedule,
 )
+from mb_checkpoint.megatron.optimizer_kinds import (
+    in_form_of,
+    kind_of,
+    request_stored_main_params,
+    stored_kind,
+    stores_main_params,
+    weights_of_main_params,
+)
 from mb_checkpoint.megatron.param_remainders import request_stored_types
 from mb_checkpoint.megatron.scheduler import load_scheduler, schedule_policy, scheduler_state
 from mb_checkpoint.megatron.torch_optimizer import leave_out_unstored
@@ -97,10 +105,15 @@ class StateRestorer:
         with_optimizer = self._wants_optimizer()
         self._compare_schedules()
         without_state = optimizers_without_state(ctx.optimizer)
-        has_masters = has_state(ctx.optimizer) and not with_optimizer
-        exact = has_masters and self._config.load_main_params_from_ckpt
+        stored = self._contents.shapes or {}
+        if with_optimizer:
+            exact = self._converts_optimizer() and not stores_main_params(stored)
+        else:
+            exact = has_state(ctx.optimizer) and self._config.load_main_params_from_ckpt
         if exact:
             requested = main_params.in_float32(requested)
+        elif with_optimizer and kind_of(ctx.optimizer) == "float32":
+            requested = weights_of_main_params(requested, stored)
         if with_optimizer:
             requested["optimizer"] = self._optimizer_request(all_sections)
         if self._wants_rng():
@@ -163,9 +176,13 @@ class StateRestorer:
 
     def _optimizer_request(self, sections: Mapping[str, Any]) -> Any:
         """Return the sharded optimizer state to read, of which a run without an update has only main parameters."""
+        converts = self._converts_optimizer()
+        form = {SHARDING_KEY: "fully_reshardable"} if converts else {}
         optimizer = optimizer_section(
-            self._ctx.optimizer, sections, self._groups, self._contents.metadata, is_loading=True
+            self._ctx.optimizer, sections, self._groups, self._contents.metadata | form, is_loading=True
         )
+        if converts:
+            optimizer = request_stored_main_params(optimizer, self._contents.shapes or {})
         requested = request_stored_types(optimizer, self._contents.dtypes)
         self._leave_groups_out(requested)
         if not self._contents.has_optimizer_states:
@@ -224,7 +241,22 @@ class StateRestorer:
                 "form dp_reshardable can be read by another data-parallel size only. Use the same sizes, or "
                 "checkpoint.load_optim=false, or save with checkpoint.dist_ckpt_optim_fully_reshardable=true."
             )
+        kind = kind_of(self._ctx.optimizer)
+        if bound and kind is not None and kind != "distributed":
+            raise CheckpointLayoutError(
+                f"{self._path}: its optimizer state was stored by the distributed optimizer, which this run does not "
+                "use; only the distributed optimizer can read the form dp_reshardable. Set "
+                "ddp.use_distributed_optimizer=true, or checkpoint.load_optim=false; or save with "
+                "checkpoint.dist_ckpt_optim_fully_reshardable=true first."
+            )
+        if self._converts_optimizer() and not self._contents.has_optimizer_states:
+            return self._leave("optimizer: saved before its first update; it starts fresh")
         return True
+
+    def _converts_optimizer(self) -> bool:
+        """Return whether another kind of Megatron's optimizers has stored the state."""
+        kind, stored = kind_of(self._ctx.optimizer), stored_kind(self._contents.common)
+        return None not in (kind, stored, self._contents.shapes) and kind != stored
 
     def _has_optimizer(self) -> bool:
         return self._contents.has_optimizer
@@ -267,6 +299,8 @@ class StateRestorer:
             if not self._contents.has_optimizer_states:
                 for part in parts_of(loaded["optimizer"]):
                     part.get("optimizer", part).setdefault("state", {})
+            if self._converts_optimizer():
+                loaded["optimizer"] = in_form_of(self._ctx.optimizer, loaded["optimizer"])
             loaded["optimizer"] = self._fitted(loaded["optimizer"])
         sections = self._without_code({name: loaded[name] for name in section_names(ctx.model)})
         with extra_state.permitted():
@@ -275,7 +309,7 @@ class StateRestorer:
         if with_optimizer:
             load_optimizer_section(ctx.optimizer, loaded["optimizer"])
         # The main parameters were copied from the weights when the optimizer was built, before these were loaded.
-        elif has_state(ctx.optimizer):
+        if has_state(ctx.optimizer) and (exact or not with_optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
         # After the optimizer: loading a schedule sets the rates of its parameter groups, which were just replaced.
         self._put_back_scheduler(loaded)

@@ -87,6 +87,8 @@ def _fitted(part: Any) -> Any:
     def take(model_param: torch.Tensor, tensors: Mapping[str, Any]) -> None:
         if hybrid:  # `dp_reshardable` passes the count that preceded the load, and Megatron would restore it
             tensors = {name: tensor for name, tensor in tensors.items() if name != "step"}
+        if PARAM not in tensors:  # not stored apart from the weight, which is loaded before
+            tensors = {**tensors, PARAM: _shard(part, model_param).float()}
         stored = tensors[PARAM]
         if stored.dtype == torch.int16 and not (keeps and model_param.dtype == torch.bfloat16):
             shard = _shard(part, model_param).to(stored.device)

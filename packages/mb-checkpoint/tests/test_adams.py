@@ -53,3 +53,24 @@ def test_a_run_that_changes_its_adam_equals_one_that_does_not(
     ((third, moved, _),) = one_rank.run(rank_work.moved_part, {**shape, "adam": one}, section, 2)
     assert first + second + third == losses
     assert moved["weights"] == unmoved["weights"]
+
+
+SHARDED = [
+    *(({}, *pair) for pair in (("torch", "te"), ("te", "torch"))),
+    *(({"bf16": True}, "te", other) for other in ("torch", *KEPT)),
+    *(({"bf16": True}, "torch", other) for other in ("te", "hybrid")),
+]
+
+
+@pytest.mark.parametrize(("precision", "one", "other"), SHARDED)
+def test_a_run_that_changes_its_adam_and_shards_it_equals_one_that_does_not(
+    precision, one, other, one_rank, uninterrupted, tmp_path
+):
+    section = {"load": str(tmp_path), "save": str(tmp_path), **FORMS["fully_reshardable"]}
+    shape, sharded = {**precision, "adam": one}, {**precision, "adam": other, "dist_opt": True}
+    losses, unmoved = uninterrupted(**shape)
+    ((first, _),) = one_rank.run(rank_work.first_part, shape, section, 2)
+    ((second, _, _),) = one_rank.run(rank_work.moved_part, sharded, section, 2)
+    ((third, moved, _),) = one_rank.run(rank_work.moved_part, shape, section, 2)
+    assert first + second + third == losses
+    assert moved["weights"] == unmoved["weights"]

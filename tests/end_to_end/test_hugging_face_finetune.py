@@ -65,7 +65,8 @@ def test_a_hugging_face_folder_is_adapted_to_conversations_and_goes_back(tmp_pat
     one = mb(*command("one"))
     assert one.returncode == 0, one.stderr
     assert "converting" not in one.stdout
-    changes = ["model.tensor_model_parallel_size=2", "checkpoint.also_save_hf_checkpoint=true"]
+    changes = ["model.tensor_model_parallel_size=2", "ddp.use_distributed_optimizer=true"]
+    changes.append("checkpoint.also_save_hf_checkpoint=true")
     changes.append("checkpoint.hf_distributed_save=true")
     two = mb(*command("two", "--nproc", "2", "--resume-with-changes", *changes))
     assert two.returncode == 0, two.stderr

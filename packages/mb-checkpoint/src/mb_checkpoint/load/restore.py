@@ -307,9 +307,11 @@ class StateRestorer:
             strict = ctx.strict and ctx.adapter_key_filter is None
             load_model_sections(ctx.model, sections, strict=strict)
         if with_optimizer:
-            load_optimizer_section(ctx.optimizer, loaded["optimizer"])
+            weights = main_params.values_of(ctx.model, loaded) if exact else {}
+            load_optimizer_section(ctx.optimizer, loaded["optimizer"], weights=weights)
+            main_params.set_values(ctx.optimizer, weights)
         # The main parameters were copied from the weights when the optimizer was built, before these were loaded.
-        if has_state(ctx.optimizer) and (exact or not with_optimizer):
+        elif has_state(ctx.optimizer):
             main_params.refresh(ctx.optimizer, ctx.model, loaded if exact else None)
         # After the optimizer: loading a schedule sets the rates of its parameter groups, which were just replaced.
         self._put_back_scheduler(loaded)

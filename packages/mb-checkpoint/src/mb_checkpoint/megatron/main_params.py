@@ -1,6 +1,6 @@
 """Access to Megatron Core's main parameters: float32 copies of weights that the model holds in lower precision."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,9 +53,12 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
         return  # it has the weights themselves
     divided = bool(distributed_parts(optimizer))
     optimizer.reload_model_params(state_dict=stored if divided else None)
-    if stored is None or divided:
-        return
-    values = dict(_values(model, stored))
+    if stored is not None and not divided:
+        set_values(optimizer, values_of(model, stored))
+
+
+def set_values(optimizer: Any, values: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    """Copy values of weights to the main parameters of half-precision optimizers."""
     for part in optimizer_parts(optimizer):
         if not isinstance(part, Float16OptimizerWithFloat16Params):
             continue
@@ -65,12 +68,14 @@ def refresh(optimizer: Any, model: Sequence[Any], stored: Mapping[str, Any] | No
                     master.data.copy_(values[parameter])
 
 
-def _values(model: Sequence[Any], stored: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each parameter of this rank that has a stored value, with that value."""
-    for section, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True):
-        for name, parameter in chunk.named_parameters():
-            if name in stored[section]:
-                yield parameter, stored[section][name]
+def values_of(model: Sequence[Any], stored: Mapping[str, Any]) -> dict[torch.Tensor, torch.Tensor]:
+    """Return the value of each parameter of this rank that has one among loaded weights."""
+    return {
+        parameter: stored[section][name]
+        for section, chunk in zip(section_names(model), unwrap_model(list(model)), strict=True)
+        for name, parameter in chunk.named_parameters()
+        if name in stored[section]
+    }
 
 
 def take_lists(state: Mapping[str, Any]) -> MainParams:

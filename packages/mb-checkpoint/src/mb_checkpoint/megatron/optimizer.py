@@ -80,8 +80,16 @@ def _without_classes(entry: Any) -> Any:
 
 
 @torch.no_grad()  # main parameters in float32 are leaves that require gradients, and are written in place
-def load_optimizer_section(optimizer: Any, loaded: dict[Any, Any]) -> None:
-    """Load the optimizer state of `optimizer_section`, also that of another implementation of Adam."""
+def load_optimizer_section(
+    optimizer: Any, loaded: dict[Any, Any], *, weights: Mapping[torch.Tensor, torch.Tensor] | None = None
+) -> None:
+    """Load the optimizer state of `optimizer_section`, also that of another implementation of Adam.
+
+    Args:
+        optimizer: Optimizer of this run.
+        loaded: The state.
+        weights: Values in float32 of parameters of the model, for main parameters that are not in the state.
+    """
     parts = [part for part in optimizer_parts(optimizer) if has_state(part)]
     states = [loaded] if len(parts) == 1 else [loaded[number] for number in range(len(parts))]
     # All optimizers of a chain step together. One without parameters on the rank that saved has counted nothing.
@@ -89,7 +97,9 @@ def load_optimizer_section(optimizer: Any, loaded: dict[Any, Any]) -> None:
     counted = [with_step_counts(part, state, steps=steps) for part, state in zip(parts, states, strict=True)]
     loaded = counted[0] if len(parts) == 1 else {**loaded, **dict(enumerate(counted))}
     target = TorchOptimizerState(optimizer) if isinstance(optimizer, Optimizer) else optimizer
-    with either_main_params([part for part in distributed_parts(optimizer) if has_state(part)]):
+    with either_main_params(
+        [part for part in distributed_parts(optimizer) if has_state(part)], weights or {}
+    ):
         target.load_state_dict(loaded)
     for part in parts:
         synchronize_hybrid(part)

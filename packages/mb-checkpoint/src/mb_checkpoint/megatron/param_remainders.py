@@ -60,11 +60,13 @@ def complete_main_params(parts: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def either_main_params(parts: list[Any]) -> Iterator[None]:
-    """Let distributed optimizers take main parameters as well as remainders, whatever they keep."""
+def either_main_params(parts: list[Any], weights: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
+    """Let distributed optimizers take main parameters, remainders, or the values of weights, whatever they keep."""
     with ExitStack() as stack:
         for part in parts:
-            stack.enter_context(_replaced(part, "_set_main_param_and_optimizer_states", _fitted(part)))
+            stack.enter_context(
+                _replaced(part, "_set_main_param_and_optimizer_states", _fitted(part, weights))
+            )
         yield
 
 
@@ -80,7 +82,7 @@ def _complete(part: Any) -> Any:
     return states
 
 
-def _fitted(part: Any) -> Any:
+def _fitted(part: Any, weights: Mapping[torch.Tensor, torch.Tensor]) -> Any:
     put, keeps = part._set_main_param_and_optimizer_states, _keeps_remainders(part)
     hybrid = isinstance(part.optimizer, HybridDeviceOptimizer)
 
@@ -88,7 +90,8 @@ def _fitted(part: Any) -> Any:
         if hybrid:  # `dp_reshardable` passes the count that preceded the load, and Megatron would restore it
             tensors = {name: tensor for name, tensor in tensors.items() if name != "step"}
         if PARAM not in tensors:  # not stored apart from the weight, which is loaded before
-            tensors = {**tensors, PARAM: _shard(part, model_param).float()}
+            value = weights.get(model_param, model_param)
+            tensors = {**tensors, PARAM: _shard(part, model_param, value).float()}
         stored = tensors[PARAM]
         if stored.dtype == torch.int16 and not (keeps and model_param.dtype == torch.bfloat16):
             shard = _shard(part, model_param).to(stored.device)
@@ -107,9 +110,11 @@ def _keeps_remainders(part: Any) -> bool:
     return bool(getattr(part.optimizer, "store_param_remainders", False))
 
 
-def _shard(part: Any, model_param: torch.Tensor) -> torch.Tensor:
+def _shard(part: Any, model_param: torch.Tensor, value: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the elements of a parameter, or of a value for it, that belong to this rank."""
     local_range = part._get_model_param_range_map(model_param)["param"]
-    return model_param.detach().view(-1)[local_range.start : local_range.end]
+    tensor = model_param if value is None else value
+    return tensor.detach().view(-1)[local_range.start : local_range.end]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mb_metrics.sinks.append_file import LineFile
+from mb_metrics.sinks.jsonl import read_last_row
 from mb_schema.json_rows import parse_row, plain_number, step_of_row
 
 logger = logging.getLogger(__name__)
@@ -142,32 +143,10 @@ class LastStep:
 
 
 def read_last_step(metrics: str | Path) -> LastStep | None:
-    """Return the last complete row of a metrics file; None if there is none.
-
-    Reads only the end of the file: 64 KiB, and twice as much until it contains a row.
-    """
+    """Return the last step of a metrics file, of which only the end is read; None if there is none."""
     row = read_last_row(metrics)
     step = None if row is None else step_of_row(row)
     return None if row is None or step is None else LastStep(step=step, time=time_of_row(row))
-
-
-def read_last_row(metrics: str | Path) -> Mapping[str, Any] | None:
-    """Return the last complete row of a metrics file, as `read_last_step`, or the mark that the file ends with."""
-    path = Path(metrics)
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        position = size = path.stat().st_size
-        tail_bytes = 1 << 16
-        while position:
-            position = max(0, size - tail_bytes)
-            file.seek(position)
-            for line in reversed(file.read().splitlines()):
-                row = parse_row(line)  # None: truncated by a kill, or by the beginning of the tail
-                if row is not None and step_of_row(row) is not None and "time" in row:
-                    return row
-            tail_bytes *= 2
-    return None
 
 
 def write_missing_stop(

@@ -10,7 +10,6 @@ from typing import Any
 from mb_metrics.errors import DamagedRunFileError
 from mb_metrics.names import CONSUMED_SAMPLES
 from mb_metrics.recorder.record import Evaluation, LogInterval, MetricsRow
-from mb_metrics.run.events import read_last_row
 from mb_metrics.sinks.append_file import AppendFile, require_regular_file
 from mb_metrics.sinks.sink import Sink
 from mb_schema.files import replaced
@@ -219,3 +218,25 @@ def _damaged_line(path: Path, number: int, line: bytes) -> DamagedRunFileError:
 def _parse(line: bytes) -> dict[str, Any] | None:
     row = parse_row(line)
     return None if row is None or step_of_row(row) is None else row
+
+
+def read_last_row(metrics: str | Path) -> Mapping[str, Any] | None:
+    """Return the last complete row of a metrics file, or the mark that it ends with; None if there is neither.
+
+    Reads only the end of the file: 64 KiB, and twice as much until it contains a row.
+    """
+    path = Path(metrics)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        position = size = path.stat().st_size
+        tail_bytes = 1 << 16
+        while position:
+            position = max(0, size - tail_bytes)
+            file.seek(position)
+            for line in reversed(file.read().splitlines()):
+                row = parse_row(line)  # None: truncated by a kill, or by the beginning of the tail
+                if row is not None and step_of_row(row) is not None and "time" in row:
+                    return row
+            tail_bytes *= 2
+    return None

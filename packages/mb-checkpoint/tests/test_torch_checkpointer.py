@@ -440,7 +440,7 @@ def test_options_of_other_layouts_are_rejected(tmp_path):
 def test_a_checkpoint_of_another_program_is_named(tmp_path):
     saved = checkpointer(tmp_path, build()).save(1)
     (saved.path / "manifest.json").unlink()
-    with pytest.raises(NoIntactCheckpointError, match="lacks manifest.json"):
+    with pytest.raises(NoIntactCheckpointError, match=r"lacks manifest\.json"):
         checkpointer(tmp_path, build()).load()
 
 

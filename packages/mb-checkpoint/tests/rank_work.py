@@ -37,7 +37,7 @@ def new_run(shape, **section):
     return TinyRun(Shape(**shape), **section)
 
 
-def resume_from_local_disk(folder, shape, *steps):
+def resume_from_local_disk(folder, shape, *steps, changed=()):
     """Train, save on this node's disk, repeatedly, and resume; return whether the library was there when the model was
     built, and whether weights and optimizer are as they were."""
     import sys
@@ -58,7 +58,7 @@ def resume_from_local_disk(folder, shape, *steps):
     for number in steps:
         run.train(number)
         run.manager.save(context)
-    again = new_run({**shape, "seed": 99}, **section)
+    again = new_run({**shape, **dict(changed), "seed": 99}, **section)
     again.load()
     there, here = run.fingerprint(), again.fingerprint()
     return before, [

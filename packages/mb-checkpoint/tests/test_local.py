@@ -1,6 +1,7 @@
 """Checkpoints on the disk of each node: newer than the shared ones, and available after the loss of a disk."""
 
 import importlib.util
+from functools import partial
 
 import pytest
 import rank_work
@@ -170,3 +171,14 @@ def test_a_local_checkpoint_before_the_first_update_is_resumed(one_rank, tmp_pat
     assert equal[0], "weights"
     assert all(equal[2:]), "learning rates and random states"
     assert equal[1] or "dist_opt" in shape, "the distributed optimizer creates its state for a load"
+
+
+@needs_nvrx
+def test_a_local_checkpoint_of_another_kind_of_optimizer_is_rejected(one_rank, tmp_path):
+    resume = partial(rank_work.resume_from_local_disk, changed={"dist_opt": True})
+    ((kind, text, _),) = one_rank.run(rank_work.error_of, resume, str(tmp_path), {}, 1)
+    assert kind == "CheckpointLayoutError"
+    assert (
+        "was stored by the float32 optimizer, and this run has the distributed one; a local checkpoint"
+        in text
+    )

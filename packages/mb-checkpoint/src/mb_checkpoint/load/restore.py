@@ -241,7 +241,13 @@ class StateRestorer:
                 "form dp_reshardable can be read by another data-parallel size only. Use the same sizes, or "
                 "checkpoint.load_optim=false, or save with checkpoint.dist_ckpt_optim_fully_reshardable=true."
             )
-        kind = kind_of(self._ctx.optimizer)
+        kind, kind_stored = kind_of(self._ctx.optimizer), stored_kind(self._contents.common)
+        if self._contents.shapes is None and None not in (kind, kind_stored) and kind != kind_stored:
+            raise CheckpointLayoutError(
+                f"{self._path}: its optimizer state was stored by the {kind_stored} optimizer, and this run has the "
+                f"{kind} one; a local checkpoint has each rank's tensors as they were. Resume with the previous settings "
+                "up to a shared checkpoint, or delete the local one to resume from an older shared one."
+            )
         if bound and kind is not None and kind != "distributed":
             raise CheckpointLayoutError(
                 f"{self._path}: its optimizer state was stored by the distributed optimizer, which this run does not "

@@ -22,10 +22,10 @@ from mb_checkpoint.megatron.param_remainders import PARAM
 from mb_checkpoint.megatron.step_counts import stored_steps
 from mb_checkpoint.megatron.torch_optimizer import COMMON_STEP
 
-Kind = Literal["distributed", "half", "float32"]
+Kind = Literal["distributed", "half-precision", "float32"]
 _KINDS: Mapping[type, Kind] = {
     DistributedOptimizer: "distributed",
-    Float16OptimizerWithFloat16Params: "half",
+    Float16OptimizerWithFloat16Params: "half-precision",
     FP32Optimizer: "float32",
 }
 _DISTRIBUTED = ("dp_reshardable", "fully_reshardable")
@@ -46,7 +46,7 @@ def stored_kind(common: Mapping[str, Any]) -> Kind | None:
     if SHARDING_KEY in metadata:
         return "distributed" if metadata[SHARDING_KEY] in _DISTRIBUTED else None
     parts = parts_of(section) if isinstance(section, Mapping) else []
-    return ("half" if "optimizer" in parts[0] else "float32") if parts else None
+    return ("half-precision" if "optimizer" in parts[0] else "float32") if parts else None
 
 
 def stores_main_params(stored: Iterable[str]) -> bool:

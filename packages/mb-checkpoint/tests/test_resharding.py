@@ -86,6 +86,17 @@ def test_a_run_turns_the_distributed_optimizer_on_or_off(two_ranks, tmp_path, na
         assert [part[2].notes for part in continued] == [(), ()]
 
 
+def test_a_distributed_optimizer_starts_fresh_where_the_other_has_not_made_an_update(two_ranks, tmp_path):
+    folder = {"load": str(tmp_path), **FULL}
+    two_ranks.run(rank_work.train_and_save, {"fp16": True}, saved_in(folder), 2)  # both steps overflow
+    loaded = two_ranks.run(rank_work.second_part, {"fp16": True, **SHARDED}, folder, 2)
+    expected = two_ranks.run(rank_work.second_part, {"fp16": True}, folder, 2)
+    assert [part[0] for part in loaded] == [part[0] for part in expected]
+    assert [part[2].notes for part in loaded] == [
+        ("optimizer: saved before its first update; it starts fresh",)
+    ] * 2
+
+
 def saved_in(section):
     """Return the section that saves where another one loads."""
     return {"save" if key == "load" else key: value for key, value in section.items()}

@@ -233,6 +233,17 @@ class StateRestorer:
             return self._leave("optimizer: load_optim is off; it starts fresh")
         if not self._has_optimizer():
             return self._leave("optimizer: the checkpoint holds none; it starts fresh")
+        self._reject_bound_optimizer()
+        if self._converts_optimizer() and not self._contents.has_optimizer_states:
+            return self._leave("optimizer: saved before its first update; it starts fresh")
+        return True
+
+    def _reject_bound_optimizer(self) -> None:
+        """Reject an optimizer state that is bound to a layout or a kind of optimizer which this run does not have.
+
+        Raises:
+            CheckpointLayoutError: It is.
+        """
         stored, run_layout = self._contents.layout, self._groups.layout(self._ctx.model)
         bound = self._contents.metadata.get(SHARDING_KEY) == "dp_reshardable"
         if bound and stored is not None and dict(stored) != run_layout:
@@ -245,8 +256,8 @@ class StateRestorer:
         if self._contents.shapes is None and None not in (kind, kind_stored) and kind != kind_stored:
             raise CheckpointLayoutError(
                 f"{self._path}: its optimizer state was stored by the {kind_stored} optimizer, and this run has the "
-                f"{kind} one; a local checkpoint has each rank's tensors as they were. Resume with the previous settings "
-                "up to a shared checkpoint, or delete the local one to resume from an older shared one."
+                f"{kind} one; a local checkpoint has each rank's tensors as they were. Resume with the previous "
+                "settings up to a shared checkpoint, or delete the local one to resume from an older shared one."
             )
         if bound and kind is not None and kind != "distributed":
             raise CheckpointLayoutError(
@@ -255,9 +266,6 @@ class StateRestorer:
                 "ddp.use_distributed_optimizer=true, or checkpoint.load_optim=false; or save with "
                 "checkpoint.dist_ckpt_optim_fully_reshardable=true first."
             )
-        if self._converts_optimizer() and not self._contents.has_optimizer_states:
-            return self._leave("optimizer: saved before its first update; it starts fresh")
-        return True
 
     def _converts_optimizer(self) -> bool:
         """Return whether another kind of Megatron's optimizers has stored the state."""

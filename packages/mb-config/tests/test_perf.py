@@ -95,6 +95,13 @@ def test_a_dense_model_on_hopper(make_fast):
     }
 
 
+@pytest.mark.parametrize("weights", [None, "runs/imported/checkpoints"])
+def test_gelu_of_given_weights_is_not_approximated(make_fast, weights):
+    config = make_fast(perf="h100", activation_func="gelu", gated_linear_unit=False, add_bias_linear=True)
+    config.checkpoint = {"pretrained_checkpoint": weights}
+    assert ("model.bias_activation_fusion" in changed(config)) is (weights is None)
+
+
 def test_a_value_of_the_user_is_kept(make_fast):
     config = make_fast(perf="h100")
     config.optimizer.use_precision_aware_optimizer = False

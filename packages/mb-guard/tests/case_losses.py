@@ -41,10 +41,10 @@ def smoothed(fault: str | None) -> tuple[list[float], list[float]]:
 class Model(LanguageModule):
     """The part of a model that computes its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: object) -> None:
         size = torch.distributed.get_world_size()
         config = TransformerConfig(
-            num_layers=1, hidden_size=8, num_attention_heads=2, tensor_model_parallel_size=size
+            num_layers=1, hidden_size=8, num_attention_heads=2, tensor_model_parallel_size=size, **settings
         )
         super().__init__(config)
         self.vocab_size = VOCABULARY
@@ -61,6 +61,22 @@ def gathered(fault: str | None) -> tuple[list[float], list[float]]:
         # on one rank this is a view of the leaf, in which Megatron's cross entropy would write
         whole = gather_from_tensor_model_parallel_region(part, group=group).clone()
         losses = Model().compute_language_model_loss(target.transpose(0, 1), whole)
+        losses.sum().backward()
+    parts = [torch.empty_like(part) for _ in range(size)]
+    torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
+    return losses.transpose(0, 1).flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+
+
+def fused(fault: str | None) -> tuple[list[float], list[float]]:
+    """Return the losses of the fused cross entropy, and the gradient of the logits of all ranks."""
+    size = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
+    group = parallel_state.get_tensor_model_parallel_group()
+    logits, target = data()
+    part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
+    with mb_guard.without(fault) if fault else nullcontext():
+        model = Model(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="native")
+        losses = model.compute_language_model_loss(target.transpose(0, 1), part * 1.0)
         losses.sum().backward()
     parts = [torch.empty_like(part) for _ in range(size)]
     torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)

@@ -55,6 +55,7 @@ class TrainingModel:
         settings = DistributedDataParallelConfig(
             use_distributed_optimizer=distributed_optimizer,
             overlap_grad_reduce=distributed_optimizer,
+            overlap_param_gather=distributed_optimizer,
             bucket_size=4000 if distributed_optimizer else None,
         )
         self.model = [
@@ -182,6 +183,11 @@ def measure(layout: Layout, folder: str) -> dict[str, float]:
     whole = GradientNorms(training.model)(loss_scale=2.0)
     found["of all stages"] = {name: float(norm) for name, norm in whole.items()}
     found["optimizer"] = training.optimizer.step()[1]
+    # with overlap_param_gather a rank has so far only updated its own shard of the weights
+    found["updated"] = calc_params_l2_norm(training.model, force_create_fp32_copy=True)
+    if layout.distributed_optimizer:
+        plain.optimizer.step()
+    found["updated wanted"] = plain.gathered_norm(Path(folder, "updated"), gradients=False)
     found["gradients wanted"] = plain.gathered_norm(Path(folder, "gradients"), gradients=True)
     return found
 

@@ -33,6 +33,7 @@ def measured(four_ranks, tmp_path_factory):
 def test_norms_are_those_of_the_gathered_model_on_every_rank(measured, layout):
     for found in measured(**LAYOUTS[layout]):
         assert found["params"] == pytest.approx(found["params wanted"], rel=1e-6)
+        assert found["updated"] == pytest.approx(found["updated wanted"], rel=1e-6)
         assert found["gradients"] == pytest.approx(found["gradients wanted"], rel=1e-5)
         assert found["gradients"] == pytest.approx(found["optimizer"], rel=1e-5)
         assert found["by name"] == pytest.approx(found["by name, plain"], rel=1e-4, abs=1e-7)
@@ -51,4 +52,5 @@ def test_half_precision_weights_are_measured_by_the_optimizers_copy(measured):
     for found in measured(tp=2, bf16=True, distributed_optimizer=True):
         assert found["params"] == pytest.approx(found["params wanted"], rel=1e-6)
         assert found["params of weights"] == pytest.approx(found["params wanted"], rel=1e-6)
+        assert found["updated"] == pytest.approx(found["updated wanted"], rel=1e-5)
         assert found["gradients"] == pytest.approx(found["optimizer"], rel=1e-5)

@@ -69,6 +69,17 @@ def split_gathered_logits(
     return compute_loss(self, labels, logits, *args, **kwargs)
 
 
+@around
+def exact_gradient(fused: Function, vocab_parallel_logits: Any, target: Any, tp_group: Any) -> Any:
+    """Compute the loss of logits that are not bfloat16 without the fusion, which rounds their gradient to it."""
+    import torch
+    from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+
+    if vocab_parallel_logits.dtype == torch.bfloat16:
+        return fused(vocab_parallel_logits, target, tp_group)
+    return vocab_parallel_cross_entropy(vocab_parallel_logits, target, tp_group=tp_group)
+
+
 def scaled_copies(calculate: Function) -> Function:
     """Scale a copy of the loss of a microbatch, because what is logged may share its memory."""
     return rewritten(
@@ -123,6 +134,29 @@ FAULTS = (
                 module="megatron.core.models.common.language_module.language_module",
                 target="LanguageModule.compute_language_model_loss",
                 sources=("bfe47db9c6a053a3",),
+            ),
+        ),
+    ),
+    Fault(
+        id="fused-loss-rounds-its-gradient",
+        effect="wrong number",
+        summary="cross_entropy_loss_fusion with cross_entropy_fusion_impl=native rounds the gradient of the logits to "
+        "bfloat16, whatever their type.",
+        shows="Silent: a float32 model has a gradient norm that differs in the fourth digit, and a float16 model three "
+        "bits less in each gradient.",
+        action="put right",
+        test="packages/mb-guard/tests/test_losses.py::test_the_fused_loss_has_an_exact_gradient",
+        met=lambda settings: (
+            bool(settings.cross_entropy_loss_fusion)
+            and settings.cross_entropy_fusion_impl in (None, "native")
+            and not settings.bf16
+        ),
+        patches=(
+            Patch(
+                wrap=exact_gradient,
+                module="megatron.core.fusions.fused_cross_entropy",
+                target="fused_vocab_parallel_cross_entropy",
+                sources=("cb1c6efa40f2b2ea",),
             ),
         ),
     ),

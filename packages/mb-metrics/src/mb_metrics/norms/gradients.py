@@ -14,8 +14,8 @@ from mb_metrics.norms.parameters import (
     ParameterShard,
     SquaredNorms,
     attribute,
+    buffer_shards,
     groups_of,
-    has_distributed_optimizer,
     named_parameters,
     param_is_not_shared,
     parameter_shards,
@@ -128,7 +128,7 @@ class WeightNorms(_StageNorms):
     def __call__(self) -> dict[str, Tensor]:
         """Return name -> norm as 0-dimensional tensors. Collective over all groups; does not synchronize."""
         trained = [item for item in named_parameters(self.chunks) if item[1].requires_grad]
-        return self.of_all_stages(parameter_shards(trained))[0]
+        return self.of_all_stages(parameter_shards(self.chunks, trained, self.groups))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def renumbered(name: str, numbers: Mapping[str, int]) -> str:
 
 
 def _gradient_shards(chunks: Sequence[Any]) -> list[ParameterShard]:
-    shards = _shards(chunks)
+    shards = buffer_shards(chunks, "grad_data")
     return [
         _gradient_shard(name, parameter, shards)
         for name, parameter in named_parameters(chunks)
@@ -200,23 +200,3 @@ def _gradient_shard(name: str, parameter: Tensor, shards: dict[int, Tensor]) -> 
     return ParameterShard(
         name=name, parameter=parameter, value=parameter.grad if main is None else main, sharded=False
     )
-
-
-def _shards(chunks: Sequence[Any]) -> dict[int, Tensor]:
-    """Return this rank's shards of the reduced gradients, by parameter id, if Megatron's DDP scattered them.
-
-    After the reduce-scatter, only the n-th part of each bucket in the buffer of rank n holds reduced values.
-    """
-    shards: dict[int, Tensor] = {}
-    for chunk in chunks:
-        if not has_distributed_optimizer(chunk) or not hasattr(chunk, "bucket_groups"):
-            continue
-        for bucket_group in [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]:
-            ranks = bucket_group.intra_distributed_optimizer_instance_group
-            for bucket in bucket_group.buckets:
-                length = bucket.grad_data.numel() // ranks.size()
-                own = (ranks.rank() * length, (ranks.rank() + 1) * length)
-                for parameter, (start, end) in bucket.param_to_index.items():
-                    low, high = max(start, own[0]), max(start, own[0], min(end, own[1]))
-                    shards[id(parameter)] = bucket.grad_data[low:high]
-    return shards

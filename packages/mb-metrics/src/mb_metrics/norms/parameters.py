@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -114,8 +114,9 @@ def calc_params_l2_norm(
     chunks = model if isinstance(model, (list, tuple)) else [model]
     if use_megatron_fsdp:
         return calc_dtensor_params_l2_norm(_fsdp_parameters(chunks))
-    pieces = parameter_shards(named_parameters(chunks), weights=force_create_fp32_copy)
-    squares = SquaredNorms(pieces, groups or groups_of(chunks))
+    groups = groups or groups_of(chunks)
+    pieces = parameter_shards(chunks, named_parameters(chunks), groups, weights=force_create_fp32_copy)
+    squares = SquaredNorms(pieces, groups)
     return float(squares.total().sqrt())
 
 
@@ -259,22 +260,62 @@ def _sum(numbers: Tensor, group: ProcessGroup | None) -> None:
         dist.all_reduce(numbers, group=group)
 
 
-def parameter_shards(named: Sequence[tuple[str, Any]], *, weights: bool = False) -> list[ParameterShard]:
+def parameter_shards(
+    chunks: Sequence[Any], named: Sequence[tuple[str, Any]], groups: NormGroups, *, weights: bool = False
+) -> list[ParameterShard]:
     """Return the parts of parameters on this rank: of the float32 main parameters, unless `weights` is set.
 
-    The precision-aware optimizer keeps all main parameters itself: then a rank finds none, and the weights count.
+    The precision-aware optimizer keeps all main parameters itself: then a rank finds none, and the weights count. Of
+    weights that a distributed optimizer updates, each rank contributes the shard that it updates, because a rank
+    receives the others during its next forward pass (`overlap_param_gather`).
     """
-    sharded = [parameter for _, parameter in named if attribute(parameter, "main_param_sharded")]
-    no_main_params = all(attribute(parameter, "main_param") is None for parameter in sharded)
-    weights = weights or (bool(sharded) and no_main_params)
+    main_params_sharded = [parameter for _, parameter in named if attribute(parameter, "main_param_sharded")]
+    no_main_params = all(attribute(parameter, "main_param") is None for parameter in main_params_sharded)
+    weights = weights or (bool(main_params_sharded) and no_main_params)
+    own = {} if groups.dp is None else buffer_shards(chunks, "param_data")
     shards = []
     for name, parameter in named:
         half = parameter.dtype not in (torch.float32, torch.float64)
         is_sharded = half and not weights and bool(attribute(parameter, "main_param_sharded"))
         main = attribute(parameter, "main_param") if half and not weights else None
         value = main if main is not None or is_sharded else parameter
+        if value is parameter and id(parameter) in own:
+            value, is_sharded = own[id(parameter)], True
         shards.append(ParameterShard(name=name, parameter=parameter, value=value, sharded=is_sharded))
     return shards
+
+
+def buffer_shards(chunks: Sequence[Any], buffer: Literal["grad_data", "param_data"]) -> dict[int, Tensor]:
+    """Return this rank's shards of gradients or weights, by parameter id, if Megatron's DDP distributes them.
+
+    The n-th part of each bucket belongs to rank n: only it holds reduced gradients after the reduce-scatter, and updated
+    weights after the optimizer step. Weights in 8 bits, which the buffer does not hold as they are, have no shards.
+    """
+    shards: dict[int, Tensor] = {}
+    for chunk in chunks:
+        if not has_distributed_optimizer(chunk) or not hasattr(chunk, "bucket_groups"):
+            continue
+        for bucket_group in [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]:
+            ranks = bucket_group.intra_distributed_optimizer_instance_group
+            for bucket in bucket_group.buckets:
+                data = getattr(bucket, buffer)
+                if data is None:
+                    continue
+                length = data.numel() // ranks.size()
+                own = (ranks.rank() * length, (ranks.rank() + 1) * length)
+                for parameter, (start, end) in bucket.param_to_index.items():
+                    if buffer == "param_data" and not _shares_memory(parameter, data):
+                        continue
+                    low, high = max(start, own[0]), max(start, own[0], min(end, own[1]))
+                    shards[id(parameter)] = data[low:high]
+    return shards
+
+
+def _shares_memory(parameter: Tensor, data: Tensor) -> bool:
+    return (
+        parameter.dtype == data.dtype
+        and parameter.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
+    )
 
 
 def _fsdp_parameters(chunks: Sequence[Any]) -> list[Tensor]:

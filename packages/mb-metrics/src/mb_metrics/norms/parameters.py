@@ -288,8 +288,8 @@ def parameter_shards(
 def buffer_shards(chunks: Sequence[Any], buffer: Literal["grad_data", "param_data"]) -> dict[int, Tensor]:
     """Return this rank's shards of gradients or weights, by parameter id, if Megatron's DDP distributes them.
 
-    The n-th part of each bucket belongs to rank n: only it holds reduced gradients after the reduce-scatter, and updated
-    weights after the optimizer step. Weights in 8 bits, which the buffer does not hold as they are, have no shards.
+    The n-th part of each bucket belongs to rank n: only it holds reduced gradients after the reduce-scatter, and
+    updated weights after the optimizer step. Weights that are not in the buffer, as in 8 bits, have no shards.
     """
     shards: dict[int, Tensor] = {}
     for chunk in chunks:

@@ -30,7 +30,9 @@ STEPS, SEQUENCE, VOCABULARY = 4, 16, 64
 class Run:
     """A small GPT under the distributed optimizer."""
 
-    def __init__(self, seed: int, **settings: object) -> None:
+    def __init__(
+        self, seed: int, *, buckets: dict[str, Any] | None = None, odd: bool = False, **settings: object
+    ) -> None:
         parallel_state.initialize_model_parallel()
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
         self.config = TransformerConfig(
@@ -53,7 +55,10 @@ class Run:
         ).cuda()
         if settings.get("bf16"):
             self.gpt.bfloat16()
-        ddp = DistributedDataParallelConfig(use_distributed_optimizer=True)
+        if odd:  # as the embedding of a hybrid: its own bucket, after one that ends in padding of both kinds
+            self.gpt.embedding.word_embeddings.weight.shared_embedding = True
+            self.gpt.decoder.final_layernorm.weight.requires_grad = False
+        ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, **(buckets or {}))
         self.model = DistributedDataParallel(self.config, ddp, self.gpt)
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
@@ -124,6 +129,54 @@ def saved_gaps(fault: str | None) -> int:
         state = run.state("dp_reshardable", is_loading=False)
     parts = [part.data for part in nested_values(state["optimizer"]) if isinstance(part, ShardedTensor)]
     return sum(int(part.isnan().sum()) for part in parts)
+
+
+PADDED: dict[str, dict[str, Any]] = {
+    "MANY": {"buckets": {"overlap_grad_reduce": True, "bucket_size": 3000}},
+    "LARGE": {"buckets": {"pad_buckets_for_high_nccl_busbw": True}},
+    "ODD": {"odd": True},
+}
+"""Many buckets with padding between them; one that is mostly padding; one that ends in padding of both kinds."""
+
+
+def shifted(fault: str | None) -> float:
+    """Return how far the main parameters of a save are from the weights, in float32."""
+    with mb_guard.without(fault) if fault else nullcontext():
+        run = Run(seed=1, **PADDED["MANY"])
+        assert any(each.grad_data.numel() > each.numel_unpadded for each in run.model.buffers[0].buckets[:-1])
+        run.step(0)
+        state = run.state("fully_reshardable", is_loading=False)
+    weights = {
+        (each.key, each.global_offset): each.data.detach()
+        for each in nested_values(state["model"])
+        if isinstance(each, ShardedTensor)
+    }
+    stored = [each["param"] for each in state["optimizer"]["param_state"].values()]
+    return max(
+        float(
+            (each.data - weights[each.key.removeprefix("optimizer.state.param."), each.global_offset])
+            .abs()
+            .max()
+        )
+        for each in stored
+    )
+
+
+def resumed_equally(root: str, fault: str | None, optimizer_format: str, shape: str) -> bool:
+    """Save, load into another run, and continue both; return whether they have the same losses."""
+    with mb_guard.without(fault) if fault else nullcontext():
+        run, folder = Run(seed=1, **PADDED[shape]), Path(root, optimizer_format)
+        for number in range(STEPS):
+            run.step(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        dist_checkpointing.save(run.state(optimizer_format, is_loading=False), str(folder))
+        losses = [run.step(number) for number in range(STEPS, 2 * STEPS)]
+        parallel_state.destroy_model_parallel()
+        again = Run(seed=99, **PADDED[shape])
+        state = dist_checkpointing.load(again.state(optimizer_format, is_loading=True), str(folder))
+        again.gpt.load_state_dict(state["model"])
+        again.optimizer.load_state_dict(state["optimizer"])
+        return [again.step(number) for number in range(STEPS, 2 * STEPS)] == losses
 
 
 OFFLOAD = {

@@ -47,6 +47,37 @@ def test_gaps_between_parameters_are_saved_as_zeros(run_case):
     assert wrong > 0
 
 
+def test_parameters_are_saved_as_they_are_in_padded_buckets(run_case):
+    assert run_case("case_optimizer.py", "shifted", None) == [0]
+    [wrong] = run_case("case_optimizer.py", "shifted", "fully-reshardable-state-is-shifted")
+    assert wrong > 0.9
+
+
+@pytest.mark.parametrize("optimizer_format", FORMATS)
+@pytest.mark.parametrize("shape", ["MANY", "LARGE", "ODD"])
+def test_a_run_with_padded_buckets_resumes(shape, optimizer_format, run_case, tmp_path):
+    found = run_case(
+        "case_optimizer.py", "resumed_equally", str(tmp_path), None, optimizer_format, shape, ranks=2
+    )
+    assert found == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "error"),
+    [
+        ("LARGE", 2, "AssertionError: empty bucket encountered"),
+        ("ODD", 1, "ValueError: Failed to validate global plan"),
+    ],
+)
+def test_padding_of_bucket_ends_is_not_saved(shape, ranks, error, run_case, tmp_path):
+    from mb_host import RankFailedError
+
+    case = "case_optimizer.py", "resumed_equally", str(tmp_path)
+    assert run_case(*case, None, "dp_reshardable", shape, ranks=ranks) == [True] * ranks
+    with pytest.raises(RankFailedError, match=error):
+        run_case(*case, "padding-of-bucket-ends-saved", "dp_reshardable", shape, ranks=ranks)
+
+
 def test_a_rank_without_parameters_of_the_optimizer_saves(run_case):
     from mb_host import RankFailedError
 

@@ -83,6 +83,68 @@ def save_zeros(sharded_state: Function) -> Function:
     return rewritten(sharded_state, ("k: torch.empty(", "k: torch.zeros("))
 
 
+def _padding_before(buffer: Any, bucket: int) -> int:
+    """Return the number of elements that pad the ends of the buckets before one."""
+    return sum(each.grad_data.numel() - each.numel_unpadded for each in buffer.buckets[:bucket])
+
+
+def slice_without_padding(sharded_state: Function) -> Function:
+    """Slice the state of a buffer, which lacks the padding at the ends of buckets, where a parameter is without it."""
+    loop = "                {},\n            ) in buffer.param_index_map.items():\n"
+    shift = "                {} -= padding_before(buffer, bucket_id)\n"
+    return rewritten(
+        sharded_state,
+        (
+            loop.format("_"),
+            loop.format("bucket_id") + shift.format("param_world_start") + shift.format("param_world_end"),
+        ),
+        padding_before=_padding_before,
+    )
+
+
+def _state_of_any_parameter(optimizer: Any) -> dict[str, Any]:
+    """Return the tensors that the optimizer keeps for a parameter, of which a gap has the types."""
+    import torch
+
+    for parameter in optimizer.model_param_gbuf_map:
+        if parameter in optimizer.model_param_group_index_map:
+            tensors: dict[str, Any] = optimizer._get_main_param_and_optimizer_states(parameter)
+            return tensors
+    device = torch.cuda.current_device()
+    return {
+        key: torch.empty(0, dtype=optimizer._get_state_key_dtype(key), device=device)
+        for key in ("param", *optimizer.optimizer_state_keys)
+    }
+
+
+def save_no_padding_of_bucket_ends(sharded_state: Function) -> Function:
+    """End the shard of a rank where its bucket ends without padding, also if no parameter is in it."""
+    gap = "                    # Insert padding if there is a gap between next param,\n"
+    pieces = "                # Each tensor is mapped to a slice\n"
+    return rewritten(
+        sharded_state,
+        ("                assert bucket_state, 'empty bucket encountered'\n", ""),
+        (
+            gap,
+            "                    next_param_start = min(next_param_start, max(cur_param_end,\n"
+            "                        gbuf_world_numel_unpadded - data_parallel_rank * gbuf_local_numel))\n"
+            + gap,
+        ),
+        (
+            "for k, v in bucket_state[i].items()",
+            "for k, v in (bucket_state[i] if bucket_state else state_of_any_parameter(self)).items()",
+        ),
+        (
+            pieces,
+            "                if not bucket_state:\n"
+            "                    bucket_state.append(\n"
+            "                        {'gbuf_local_start': 0, 'gbuf_local_end': 0, 'padding': True})\n"
+            + pieces,
+        ),
+        state_of_any_parameter=_state_of_any_parameter,
+    )
+
+
 @around
 def reload_offloaded(copy: Function, self: Any, state_dict: Any = None) -> None:
     """Copy weights also to main parameters that an optimizer on the host has, and to its copies of them."""
@@ -176,6 +238,41 @@ FAULTS = (
         met=_distributed_optimizer,
         test=f"{_TEST}::test_gaps_between_parameters_are_saved_as_zeros",
         patches=_patch(save_zeros, "sharded_param_state_dp_reshardable", "9e1d6f215185180b", needed=None),
+    ),
+    Fault(
+        id="fully-reshardable-state-is-shifted",
+        effect="wrong number",
+        summary="With dist_ckpt_optim_fully_reshardable, DistributedOptimizer gathers its state without the padding "
+        "at the ends of buckets, and slices it as if it had the padding.",
+        shows="With overlap_grad_reduce or shared embeddings, all parameters after the first padded bucket are saved "
+        "shifted, the last with zeros and a warning: a resumed run has wrong weights after its first update.",
+        action="put right",
+        met=lambda settings: (
+            _distributed_optimizer(settings) and bool(settings.dist_ckpt_optim_fully_reshardable)
+        ),
+        test=f"{_TEST}::test_parameters_are_saved_as_they_are_in_padded_buckets",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/5077",
+        patches=_patch(
+            slice_without_padding, "sharded_param_state_fully_reshardable", "66e32dbb46a204db", needed=None
+        ),
+    ),
+    Fault(
+        id="padding-of-bucket-ends-saved",
+        effect="crash",
+        summary="DistributedOptimizer cannot save (dp_reshardable) where a rank's part of a bucket has no parameter, "
+        "as with pad_buckets_for_high_nccl_busbw or a small bucket, nor where it ends in padding of a parameter and of "
+        "the bucket, as before shared embeddings of a hybrid.",
+        shows="AssertionError: empty bucket encountered, or a shard out of bounds, at the first save.",
+        action="put right",
+        met=_distributed_optimizer,
+        test=f"{_TEST}::test_padding_of_bucket_ends_is_not_saved",
+        report="https://github.com/NVIDIA/Megatron-LM/pull/6191",
+        patches=_patch(
+            save_no_padding_of_bucket_ends,
+            "sharded_param_state_dp_reshardable",
+            "9e1d6f215185180b",
+            needed=None,
+        ),
     ),
     Fault(
         id="offloaded-optimizer-keeps-old-weights",

@@ -301,26 +301,6 @@ def change_after_save(section):
     return config, read_train_state(saved.path / "train_state.pt")["consumed_train_samples"]
 
 
-def corrupt_by_padded_buckets(section):
-    """Save and load what `reject_padded_buckets` rejects; return whether the optimizer state is unchanged."""
-    from mb_checkpoint.load import load
-    from mb_checkpoint.save import state
-
-    guard = state.reject_padded_buckets
-    state.reject_padded_buckets = load.reject_padded_buckets = lambda *_: None
-    try:
-        shape = {"dist_opt": True, "bucket_size": 3000}
-        run = new_run(shape, **section)
-        run.train(1)
-        before = run.fingerprint()["optimizer"]
-        run.save()
-        again = new_run({**shape, "seed": 99}, **section)
-        again.load()
-        return before == again.fingerprint()["optimizer"]
-    finally:
-        state.reject_padded_buckets = load.reject_padded_buckets = guard
-
-
 def saved_after_each_step(shape, section, steps, before=False):
     """Train and save after each step, in one run; with `before`, also before the first one."""
     run = new_run(shape, **section)

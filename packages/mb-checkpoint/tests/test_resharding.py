@@ -147,6 +147,13 @@ def test_one_rank_reads_what_two_data_parallel_ranks_wrote_in_many_buckets(one_r
     assert (tmp_path / "from_one").read_text() == (tmp_path / "from_two").read_text()
 
 
+def test_buckets_do_not_appear_in_the_fully_reshardable_form(two_ranks, tmp_path):
+    shape, one, many = {"dist_opt": True}, str(tmp_path / "one"), str(tmp_path / "many")
+    two_ranks.run(rank_work.train_and_save, shape, {"save": one, **FULL}, 1)
+    two_ranks.run(rank_work.train_and_save, {**shape, "bucket_size": 3000}, {"save": many, **FULL}, 1)
+    assert same(one, many) == ({}, {}, {})
+
+
 def tensors_of(folder, words=("",), *, step=1):
     """Return the tensors of the checkpoint at a step whose names contain one of the words, read by torch itself."""
     found = _load_state_dict_from_keys(

@@ -17,6 +17,7 @@ LAYOUTS = {
     "DP2, distributed optimizer": ({"dist_opt": True}, {}, 3),
     "DP2, distributed optimizer, fully reshardable": ({"dist_opt": True}, FULL, 3),
     "DP2, distributed optimizer, bf16, many padded buckets": (BUCKETS, {}, 3),
+    "DP2, distributed optimizer, bf16, many padded buckets, fully reshardable": (BUCKETS, FULL, 3),
     "TP2": ({"tp": 2}, {}, 3),
     "PP2": ({"pp": 2}, {}, 3),
     "PP2, two virtual stages": ({"pp": 2, "vpp": 2, "layers": 4}, {}, 3),

@@ -18,7 +18,7 @@ from mb_launch import (
     record_failure,
     report_failure,
 )
-from mb_launch.ranks.failures import ERROR_FOLDER
+from mb_launch.ranks.failures import ERROR_FOLDER, timed_failure
 
 FAILURE = Failure(rank=1, time=10.0, text="the cause", exit_code=2)
 
@@ -84,6 +84,19 @@ def test_a_report_goes_to_the_launcher_with_the_rank(tmp_path, capsys):
     (found,) = read_failures(tmp_path)
     assert (found.rank, found.text, found.exit_code) == (3, "no data", 5)
     assert capsys.readouterr().err == ""
+
+
+def test_a_report_has_the_time_at_which_the_error_was_raised(tmp_path, monkeypatch):
+    clock = iter([5.0, 6.0])
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", ERROR_FOLDER: str(tmp_path)}
+    try:
+        with timed_failure(), timed_failure():
+            raise ValueError("the cause")
+    except ValueError:  # after the process group is closed, and a partner has reported that
+        report_failure("the cause", exit_code=1, environment=environment)
+    report_failure("no exception", exit_code=1, environment={**environment, "RANK": "1"})
+    assert {found.rank: found.time for found in read_failures(tmp_path)} == {0: 5.0, 1: 6.0}
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "unknown"}])

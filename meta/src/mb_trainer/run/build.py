@@ -34,7 +34,7 @@ from mb_data import DataRanks, RunDatasets, RunLoaders, Tokenizer, prepare_token
 from mb_data.trainer_api import changed_data_files
 from mb_host.trainer_api import irreproducibility_reasons, read_arithmetic
 from mb_launch import barrier, default_store, pick_device
-from mb_launch.trainer_api import ERROR_FOLDER
+from mb_launch.trainer_api import ERROR_FOLDER, timed_failure
 from mb_loop import CallbackContext, CallbackManager, TrainOutcome, TrainState
 from mb_loop.trainer_api import (
     MegatronRerunMachine,
@@ -68,7 +68,7 @@ def run(job: Job, *, console: RankConsole) -> TrainOutcome:
     """Train a run whose configuration has passed all checks. Collective over the world."""
     config = job.config
     device = pick_device(job.world, external_mapping=config.dist.external_gpu_device_mapping)
-    with ExitStack() as stack:
+    with ExitStack() as stack, timed_failure():
         stack.enter_context(nullcontext() if console.is_logging_rank else captured_warnings(console))
         stack.enter_context(captured_records(console, config.logger))
         stack.enter_context(graph_resources(config))

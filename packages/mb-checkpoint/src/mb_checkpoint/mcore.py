@@ -29,9 +29,12 @@ from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.load_strategy import LoadStrategy
 from mb_checkpoint.megatron.model import sharded_parts
 from mb_checkpoint.megatron.shards import read_index
+from mb_checkpoint.state.rerun_state import RERUN_KEY
 
 RNG_KEY = "rng_state"
 """Entry with the random states, under Megatron-LM's name."""
+_OBJECTS = {RNG_KEY: RNG_KEY, "rerun_state_machine_state": RERUN_KEY}
+"""Key of a stored object to the part of the state that contains it, for parts that a run may leave unread."""
 _SAFE = (Call, Caller, QuickStats, RerunValidationStatus)
 """Classes in the state of the rerun machine that Megatron Core does not register with torch as safe."""
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
@@ -73,6 +76,7 @@ def read(
         exchange_algo=config.ckpt_fully_parallel_load_exchange_algo,
         stream_ckpt_dequant=config.stream_ckpt_dequant,
         validate=config.ckpt_load_validate_sharding_integrity,
+        declined=lambda key: _declined(key, state),
     )
     lists = main_params.take_lists(state)
     with quiet(), weights_only(directory, classes=_SAFE):
@@ -85,6 +89,12 @@ def read(
         )
     main_params.put_back_lists(loaded, lists)
     return loaded
+
+
+def _declined(key: str, state: Mapping[str, Any]) -> bool:
+    """Return whether a stored entry belongs to a part that a run may leave unread, and that is not requested."""
+    part = "optimizer" if _OPTIMIZER.match(key) else _OBJECTS.get(key)
+    return part is not None and part not in state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

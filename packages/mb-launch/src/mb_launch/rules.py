@@ -17,6 +17,8 @@ _GLOBAL_STATE: Mapping[str, tuple[object, ...]] = {
     "dist.use_torch_fsdp2": (False,),
     "ddp.num_distributed_optimizer_instances": (1,),
     "model.qk_clip": (False,),
+    "model.distribute_saved_activations": (False,),
+    "model.pipeline_model_parallel_layout": (),
     "model.log_max_attention_logit": (False,),
     "dist.use_sharp": (False,),
     "dist.nccl_communicator_config_path": (),

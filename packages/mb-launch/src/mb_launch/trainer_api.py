@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mb_launch.ranks.failures import ERROR_FOLDER as ERROR_FOLDER
     from mb_launch.ranks.failures import FAILED as FAILED
     from mb_launch.ranks.failures import stop_was_requested as stop_was_requested
+    from mb_launch.ranks.failures import timed_failure as timed_failure
     from mb_launch.ranks.left_ranks import at_work as at_work
     from mb_launch.slurm.job import LaunchSize as LaunchSize
     from mb_launch.slurm.job import SlurmJob as SlurmJob

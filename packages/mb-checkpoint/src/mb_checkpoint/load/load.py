@@ -39,7 +39,6 @@ from mb_checkpoint.load.verified_reads import Verification, verify_objects
 from mb_checkpoint.local.checkpoints import LocalStoreLike, load_local
 from mb_checkpoint.megatron import fsdp
 from mb_checkpoint.megatron.groups import CheckpointGroups
-from mb_checkpoint.megatron.optimizer import content_metadata, reject_padded_buckets
 from mb_checkpoint.state.adapters import KeyFilter, all_but, either
 from mb_checkpoint.state.callback_states import restore_callbacks
 from mb_checkpoint.state.dataloader import read_dataloader_state
@@ -97,7 +96,6 @@ def _find_and_load(
 ) -> LoadedCheckpoint:
     """Load the weights under adapters, if any, and then the checkpoint that `config` selects. Collective."""
     groups = CheckpointGroups.of(ctx.pg_collection)
-    reject_padded_buckets(ctx.optimizer, content_metadata(ctx.optimizer, config))
     # The weights under adapters come first, because a checkpoint of adapters has none of them.
     base, pretrained = None, config.pretrained_checkpoint
     if ctx.adapter_key_filter is not None and pretrained is not None:

@@ -1,5 +1,6 @@
 """Megatron's parallel load, with lists and objects of all ranks on rank 0 and in host memory alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # M
         exchange_algo: Megatron's algorithm of the exchange.
         stream_ckpt_dequant: Dequantize one tensor at a time.
         validate: Check that the ranks request each piece exactly once.
+        declined: Returns whether the run has declined an entry with this key, so that its absence is no mismatch.
     """
 
     def __init__(
@@ -66,10 +68,16 @@ class LoadStrategy(FullyParallelLoadStrategyWrapper):  # type: ignore[misc]  # M
         exchange_algo: str,
         stream_ckpt_dequant: bool,
         validate: bool,
+        declined: Callable[[str], bool],
     ) -> None:
         base = _ReadOnAllRanks(reads, stream_ckpt_dequant=stream_ckpt_dequant)
         super().__init__(base, group, exchange_algo=exchange_algo)
-        self._validate = validate
+        self._validate, self._declined = validate, declined
+
+    def load_sharded_metadata(self, checkpoint_dir: Path) -> dict[str, Any]:
+        """Return the stored entries that are compared with the requested ones."""
+        stored = super().load_sharded_metadata(checkpoint_dir)
+        return {key: entry for key, entry in stored.items() if not self._declined(entry.key)}
 
     def load(
         self, sharded_state_dict: Any, checkpoint_dir: Path, async_strategy: str = "mcore"

@@ -1,6 +1,8 @@
 """State of Megatron's optimizers: its sharded form, their parts, and the conditions for storing it."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,6 @@ from megatron.core.optimizer.optimizer import (
 from torch.optim import Optimizer
 
 from mb_checkpoint.config import CheckpointConfig
-from mb_checkpoint.errors import CheckpointLayoutError
 from mb_checkpoint.load.param_groups import SCHEDULE
 from mb_checkpoint.megatron.groups import CheckpointGroups
 from mb_checkpoint.megatron.param_remainders import complete_main_params, either_main_params
@@ -52,7 +53,8 @@ def optimizer_section(
             if getattr(part, "init_state_fn", make_momenta) is None:
                 part.init_state_fn = make_momenta
     complete = metadata.get(SHARDING_KEY) == "fully_reshardable"
-    with same_local_shards(), complete_main_params(distributed_parts(optimizer) if complete else []):
+    reshardable = distributed_parts(optimizer) if complete else []
+    with same_local_shards(), complete_main_params(reshardable), unpadded_positions(reshardable):
         section = optimizer.sharded_state_dict(dict(sections), is_loading=is_loading, metadata=metadata)
     return _without_classes(section)
 
@@ -174,25 +176,25 @@ def content_metadata(optimizer: Any | None, config: CheckpointConfig) -> dict[st
     return metadata
 
 
-def reject_padded_buckets(optimizer: Any | None, metadata: Mapping[str, Any]) -> None:
-    """Reject the combination that Megatron Core writes incorrectly without an error.
+@contextmanager
+def unpadded_positions(parts: Sequence[Any]) -> Iterator[None]:
+    """Within the block, positions of parameters in a buffer do not count the padding between its buckets.
 
-    `fully_reshardable` concatenates the buckets of a buffer without their padding and then slices the result as if the
-    padding were present: each parameter after the first padding is stored shifted. Padding of the last bucket is
-    harmless.
-
-    Raises:
-        CheckpointLayoutError: The optimizer has such buckets and this form is selected.
+    For the form `fully_reshardable`, Megatron Core concatenates the buckets of a buffer without padding, and then takes
+    each parameter from its position with padding: with several buckets, states would be stored shifted, without an
+    error.
     """
-    if metadata.get(SHARDING_KEY) != "fully_reshardable":
-        return
-    for part in distributed_parts(optimizer):
-        for buffer in part.buffers:
-            padding = sum(bucket.grad_data.numel() - bucket.numel_unpadded for bucket in buffer.buckets[:-1])
-            if padding:
-                raise CheckpointLayoutError(
-                    "checkpoint.dist_ckpt_optim_fully_reshardable: this optimizer has "
-                    f"{len(buffer.buckets)} buckets with {padding} elements of padding between them, and Megatron Core "
-                    "then writes shifted optimizer states without an error. Set it to false, or make one "
-                    "bucket (ddp.overlap_grad_reduce=false, or a ddp.bucket_size above the parameter count)."
-                )
+    buffers = [buffer for part in parts for buffer in part.buffers]
+    padded = [buffer.param_index_map for buffer in buffers]
+    try:
+        for buffer in buffers:
+            padding = [bucket.grad_data.numel() - bucket.numel_unpadded for bucket in buffer.buckets]
+            before = [0, *itertools.accumulate(padding)]
+            buffer.param_index_map = {
+                parameter: (start - before[bucket], end - before[bucket], bucket)
+                for parameter, (start, end, bucket) in buffer.param_index_map.items()
+            }
+        yield
+    finally:
+        for buffer, positions in zip(buffers, padded, strict=True):
+            buffer.param_index_map = positions

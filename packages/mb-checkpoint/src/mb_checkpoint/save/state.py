@@ -17,7 +17,6 @@ from mb_checkpoint.megatron.optimizer import (
     content_metadata,
     has_state,
     optimizer_section,
-    reject_padded_buckets,
 )
 from mb_checkpoint.megatron.scheduler import scheduler_state
 from mb_checkpoint.state.adapters import apply_peft_adapter_filter_to_state_dict
@@ -61,7 +60,6 @@ def collect_state(ctx: CheckpointSaveContext, config: CheckpointConfig) -> SaveS
     groups = CheckpointGroups.of(ctx.pg_collection)
     fsdp.reject_format_mismatch(ctx.model, config.ckpt_format)
     metadata = content_metadata(ctx.optimizer, config)
-    reject_padded_buckets(ctx.optimizer, metadata)
     common: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": step,

@@ -83,22 +83,25 @@ def save_zeros(sharded_state: Function) -> Function:
     return rewritten(sharded_state, ("k: torch.empty(", "k: torch.zeros("))
 
 
-def _padding_before(buffer: Any, bucket: int) -> int:
-    """Return the number of elements that pad the ends of the buckets before one."""
-    return sum(each.grad_data.numel() - each.numel_unpadded for each in buffer.buckets[:bucket])
+def _range_without_padding(buffer: Any, parameter: Any, bucket: int) -> tuple[int, int]:
+    """Return the range of a parameter in the buckets of a buffer, concatenated without the padding at their ends."""
+    before = sum(each.numel_unpadded for each in buffer.buckets[:bucket])
+    start, end = buffer.buckets[bucket].param_to_index[parameter]
+    return before + start, before + end
 
 
 def slice_without_padding(sharded_state: Function) -> Function:
     """Slice the state of a buffer, which lacks the padding at the ends of buckets, where a parameter is without it."""
     loop = "                {},\n            ) in buffer.param_index_map.items():\n"
-    shift = "                {} -= padding_before(buffer, bucket_id)\n"
     return rewritten(
         sharded_state,
         (
             loop.format("_"),
-            loop.format("bucket_id") + shift.format("param_world_start") + shift.format("param_world_end"),
+            loop.format("bucket_id")
+            + "                param_world_start, param_world_end = range_without_padding(\n"
+            "                    buffer, model_param, bucket_id)\n",
         ),
-        padding_before=_padding_before,
+        range_without_padding=_range_without_padding,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
+from mb_launch.ranks.failures import timed_failure
 from mb_launch.ranks.rank_store import rank_store
 from mb_launch.world import World, WorldError, require_address
 
@@ -79,9 +80,10 @@ def default_process_group(
             timeout=timeout,
         )
     try:
-        if opened_here:
-            barrier(device=device)
-        yield
+        with timed_failure():
+            if opened_here:
+                barrier(device=device)
+            yield
     finally:
         # an abort of the communicators, for an in-process restart, has destroyed it
         if opened_here and torch.distributed.is_initialized():

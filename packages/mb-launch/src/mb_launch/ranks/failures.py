@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,9 @@ TORCHRUN_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 FORWARDED_MARK = "forwarded"
 """Name of the file in that folder that exists once the launcher has forwarded a signal."""
+
+_TIME = "failed_at"
+"""Name of the attribute of an exception with the time, in seconds since the epoch, at which it was raised."""
 
 FAILED = 1
 """Exit code of a rank that failed for a reason without a code of its own."""
@@ -59,8 +63,24 @@ class Failure:
         return self.text.partition(STDERR_HEADING)[0]
 
 
+@contextmanager
+def timed_failure() -> Iterator[None]:
+    """Note when an exception leaves the block, for `report_failure` after the process group is closed.
+
+    The partners of a rank fail as soon as it closes its process group, and may report that before it reports the cause.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not hasattr(error, _TIME):
+            setattr(error, _TIME, time.time())
+        raise
+
+
 def report_failure(text: str, *, exit_code: int, environment: Mapping[str, str]) -> int:
     """Record a failure of this rank for the launcher, or print it once for all ranks; return the exit code.
+
+    Its time is that of the exception that is being handled, if that has left a `timed_failure`, else the present one.
 
     Args:
         text: Message or traceback.
@@ -71,7 +91,8 @@ def report_failure(text: str, *, exit_code: int, environment: Mapping[str, str])
         world = read_world(environment)
     except WorldError:
         world = World()
-    failure = Failure(rank=world.rank, time=time.time(), text=text, exit_code=exit_code)
+    failed_at = getattr(sys.exc_info()[1], _TIME, None) or time.time()
+    failure = Failure(rank=world.rank, time=failed_at, text=text, exit_code=exit_code)
     if not record_failure(failure, environment):
         print_once(text, environment=environment, is_logging_rank=world.is_logging_rank)
     return exit_code

@@ -45,15 +45,22 @@ def train(
     *, steps=6, bad_batch=None, bad_times=0, value=float("nan"), waiting=None, step=0, skip=(), **section
 ):
     """Train on the batches 0, 1, 2, ...; the loss of one batch is invalid the first `bad_times` times."""
+    from megatron.core.transformer.moe import moe_logging
+
     from mb_loop.mcore import MegatronRerunMachine
 
     torch.manual_seed(3)
     model = torch.nn.Linear(4, 4)
+    model.register_buffer("updates", torch.zeros(()))
+    moe_logging.destroy_moe_metrics_tracker()
+    tracker = moe_logging.get_moe_metrics_tracker()
     seen = []
 
     def forward_step(iterator, model):
         number = next(iterator)
         seen.append(number)
+        model.updates += 1
+        tracker.record("load_balancing_loss", torch.ones(()), layer_number=1, num_layers=1)
 
         def loss_function(output):
             loss = torch.nn.functional.dropout(output, 0.5).square().mean()
@@ -63,7 +70,7 @@ def train(
             rerun_machine.inspect_loss(loss.detach() * value if bad else loss.detach())
             return loss, {"loss": loss.detach()}
 
-        return model(torch.full((2, 4), 1.0 + number % 3)), loss_function
+        return model(torch.full((2, 4), 1.0 + number % 3 + 0.1 * float(model.updates % 2))), loss_function
 
     rerun_machine = MegatronRerunMachine(Section(**section))
     if waiting is not None:
@@ -87,6 +94,7 @@ def train(
         counted=rerun_machine._machine.current_iteration,
         state=saves.state and {**saves.state, "sharded": saves.state["sharded"].data},
         weight=model.weight.tolist(),
+        counts=(float(model.updates), tracker.metrics["load_balancing_loss"].values.tolist()),
     )
 
 
@@ -135,6 +143,7 @@ def test_without_a_fault_nothing_changes(rank):
     for mode in ("validate_results", "report_determinism_stats"):
         run = rank(rerun_mode=mode)
         assert (run.ending, run.weight) == (reference.ending, reference.weight)
+        assert run.counts == reference.counts
 
 
 @pytest.mark.parametrize("mode", ["disabled", "validate_results", "report_determinism_stats"])

@@ -5,7 +5,7 @@ state. A different result indicates a transient device fault. The same result in
 or a wrong model; only a rerun on another device can distinguish the two.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,8 @@ from megatron.core.rerun_state_machine import (
     initialize_rerun_state_machine,
 )
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch import Tensor
 
 from mb_loop.step.loss_checks import DeferredLossCheck, require_finite_loss
@@ -78,11 +80,12 @@ class MegatronRerunMachine:
     def __init__(self, settings: RerunSettings) -> None:
         self._settings = settings
         self._iterators: Any = None
+        self._model: Sequence[Any] = ()
         self._evaluating = False
         destroy_rerun_state_machine()
         initialize_rerun_state_machine(
-            state_save_func=_save_random_state,
-            state_restore_func=_restore_random_state,
+            state_save_func=self._save_state,
+            state_restore_func=self._restore_state,
             mode=RerunMode(settings.rerun_mode),
             error_injector=RerunErrorInjector(
                 error_injection_rate=settings.error_injection_rate,
@@ -91,8 +94,12 @@ class MegatronRerunMachine:
         )
         self._machine = get_rerun_state_machine()
 
-    def begin(self, step: int, data_iterator: Any) -> Any:
-        """Start counting at `step`; return an iterator that can repeat the data of a step. A list returns a list."""
+    def begin(self, step: int, data_iterator: Any, model: Sequence[Any] = ()) -> Any:
+        """Start counting at `step`; return an iterator that can repeat the data of a step. A list returns a list.
+
+        A repeated step finds the buffers of the chunks of `model` as the first run did.
+        """
+        self._model = model
         # the machine counts a step before its forward-backward passes
         self._machine.current_iteration = step - 1
         several = data_iterator if isinstance(data_iterator, list) else [data_iterator]
@@ -104,6 +111,15 @@ class MegatronRerunMachine:
         ]
         self._iterators = wrapped if isinstance(data_iterator, list) else wrapped[0]
         return self._iterators
+
+    def _save_state(self) -> dict[str, Any]:
+        return {**_save_random_state(), "counts": [(each, each.clone()) for each in _counts(self._model)]}
+
+    def _restore_state(self, state: dict[str, Any]) -> None:
+        _restore_random_state(state)
+        saved = {id(each): value for each, value in state["counts"]}
+        for each in _counts(self._model):
+            each.copy_(saved[id(each)]) if id(each) in saved else each.zero_()
 
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
         """Return whether to run the forward-backward passes. Collective over the world unless disabled."""
@@ -230,6 +246,16 @@ def loss_inspection(settings: RerunSettings, machine: MegatronRerunMachine | Non
 
 def _not_a_number(loss: Tensor) -> bool:
     return not bool(loss.isfinite().all())
+
+
+def _counts(model: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors that the passes of a step update: buffers such as the bias of experts, and logged losses.
+
+    Megatron updates the bias with the gradients. A second run would otherwise route other tokens than the first.
+    """
+    experts = [entry.values for entry in get_moe_metrics_tracker().metrics.values()]
+    predictions = [each for each in MTPLossLoggingHelper.tracker.values() if isinstance(each, Tensor)]
+    return [*(each for chunk in model for each in chunk.buffers()), *experts, *predictions]
 
 
 def _save_random_state() -> dict[str, Any]:

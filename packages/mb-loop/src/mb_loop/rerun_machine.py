@@ -1,5 +1,6 @@
 """Interface of machines that repeat steps with suspicious results. Does not import torch."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -7,8 +8,11 @@ from typing import Any, Protocol
 class RerunMachine(Protocol):
     """Decides whether the forward-backward passes of a step are repeated; see `mb_loop.mcore.MegatronRerunMachine`."""
 
-    def begin(self, step: int, data_iterator: Any) -> Any:
-        """Start after `step` finished steps; return the iterator to read from, which can repeat its data."""
+    def begin(self, step: int, data_iterator: Any, model: Sequence[Any] = ()) -> Any:
+        """Start after `step` finished steps; return the iterator to read from, which can repeat its data.
+
+        The passes of a step may update buffers of the chunks of `model`; a repetition restores them.
+        """
 
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
         """Return whether to run the passes of this step (again). Called until it returns False."""

@@ -70,7 +70,7 @@ def train(parts: TrainParts, state: GlobalState) -> TrainOutcome:
     data = observed(parts.train_data_iterator, events)
     if parts.rerun_machine is not None:
         # Outermost: a repeated step reads the microbatches that the machine kept, which are no events any more.
-        data = parts.rerun_machine.begin(counters.step, data)
+        data = parts.rerun_machine.begin(counters.step, data, parts.model)
     stop = StopRequestSource(cfg.train, parts.stop_requested)
     exits = ExitConditions.of(
         cfg.train,

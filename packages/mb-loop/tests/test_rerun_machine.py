@@ -52,6 +52,7 @@ def train(
     torch.manual_seed(3)
     model = torch.nn.Linear(4, 4)
     model.register_buffer("updates", torch.zeros(()))
+    model.buffers = []  # as the gradient buffers of Megatron's DistributedDataParallel
     moe_logging.destroy_moe_metrics_tracker()
     tracker = moe_logging.get_moe_metrics_tracker()
     seen = []

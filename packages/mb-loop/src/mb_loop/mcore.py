@@ -255,7 +255,9 @@ def _counts(model: Sequence[Any]) -> list[Tensor]:
     """
     experts = [entry.values for entry in get_moe_metrics_tracker().metrics.values()]
     predictions = [each for each in MTPLossLoggingHelper.tracker.values() if isinstance(each, Tensor)]
-    return [*(each for chunk in model for each in chunk.buffers()), *experts, *predictions]
+    # Megatron's DistributedDataParallel has an attribute `buffers`, a list of gradient buffers
+    buffers = [each for chunk in model for each in torch.nn.Module.buffers(chunk)]
+    return [*buffers, *experts, *predictions]
 
 
 def _save_random_state() -> dict[str, Any]:

@@ -43,14 +43,12 @@ def _gather_of_unsharded_parameters(
     overlap_param_gather,
     use_distributed_optimizer,
     optimizer__use_distributed_optimizer,
-    optimizer__use_layer_wise_distributed_optimizer,
     use_megatron_fsdp,
     dist__use_megatron_fsdp,
 ):
     sharded = (
         use_distributed_optimizer
         or optimizer__use_distributed_optimizer
-        or optimizer__use_layer_wise_distributed_optimizer
         or use_megatron_fsdp
         or dist__use_megatron_fsdp
     )

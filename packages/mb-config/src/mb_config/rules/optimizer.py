@@ -60,31 +60,56 @@ def _package_missing(optimizer, *, emerging_optimizers_installed):
     return f"{optimizer} requires emerging-optimizers, which is not installed"
 
 
+def _shards_layers(optimizer: object, layer_wise: object) -> bool:
+    """Return whether an optimizer is sharded by entire layers."""
+    return str(optimizer).startswith("dist_") or (bool(layer_wise) and optimizer in EMERGING)
+
+
 @optimizer_rule(
     "OP05",
     why="Megatron Core shards by entire layers only the float32 copies of bfloat16 weights",
-    fix="Set mixed_precision=bf16_mixed, or choose the optimizer without dist_.",
+    fix="Set mixed_precision=bf16_mixed, or do not shard it (no dist_, use_layer_wise_distributed_optimizer=false).",
     fails={"optimizer": "dist_muon", "bf16": False, "resolved": True},
     passes={"bf16": True},
 )
-def _sharded_by_layers_without_bf16(optimizer, bf16, *, resolved):
-    if not str(optimizer).startswith("dist_") or bf16 or not resolved:  # the precision recipe sets bf16
+def _sharded_by_layers_without_bf16(optimizer, bf16, use_layer_wise_distributed_optimizer, *, resolved):
+    layer_wise = _shards_layers(optimizer, use_layer_wise_distributed_optimizer)
+    if not layer_wise or bf16 or not resolved:  # the precision recipe sets bf16
         return None
-    return f"{optimizer} requires bf16 (bf16={shown(bf16)})"
+    return f"{optimizer}, sharded by layers, requires bf16 (bf16={shown(bf16)})"
 
 
 @optimizer_rule(
     "OP06",
     why="the parts of the replicas have different sizes, which gloo cannot gather",
-    fix="Choose the optimizer without dist_ on CPUs.",
+    fix="On CPUs do not shard it (no dist_, use_layer_wise_distributed_optimizer=false).",
     fails={"optimizer": "dist_muon", "cpu": True, "world_size": 2},
     passes={"cpu": False},
 )
-def _sharded_by_layers_on_cpus(optimizer, tp, pp, cp, *, cpu, world_size):
+def _sharded_by_layers_on_cpus(
+    optimizer, use_layer_wise_distributed_optimizer, tp, pp, cp, *, cpu, world_size
+):
     replicas = data_parallel_size(world_size, tp, pp, cp)
-    if not str(optimizer).startswith("dist_") or not cpu or replicas in (None, 1):
+    if (
+        not _shards_layers(optimizer, use_layer_wise_distributed_optimizer)
+        or not cpu
+        or replicas in (None, 1)
+    ):
         return None
-    return f"{optimizer} cannot run on CPUs with {replicas} replicas"
+    return f"{optimizer}, sharded by layers, cannot run on CPUs with {replicas} replicas"
+
+
+@optimizer_rule(
+    "OP09",
+    why="Megatron Core shards only the optimizers of emerging-optimizers by entire layers",
+    fix="Set use_layer_wise_distributed_optimizer=false; adam is sharded by ddp.use_distributed_optimizer=true.",
+    fails={"use_layer_wise_distributed_optimizer": True, "optimizer": "adam"},
+    passes={"optimizer": "muon"},
+)
+def _layers_of_another_optimizer(use_layer_wise_distributed_optimizer, optimizer):
+    if not use_layer_wise_distributed_optimizer or _shards_layers(optimizer, True):
+        return None
+    return f"has no effect on {optimizer}"
 
 
 @optimizer_rule(
@@ -104,12 +129,13 @@ def _shards_offloaded_without_gpu(
 
 @optimizer_rule(
     "OP08",
-    why="Megatron Core's distributed optimizer creates, saves and loads the state of Adam only",
+    why="Megatron Core's distributed optimizer shards Adam only: sgd loses its state, and with another one a replica "
+    "updates most weights with its own gradients",
     fix="Set optimizer.optimizer=adam, or use_distributed_optimizer=false in optimizer and ddp, without Megatron-FSDP.",
     fails={"optimizer": "sgd", "use_distributed_optimizer": True},
     passes={"optimizer": "adam"},
 )
-def _sgd_sharded(
+def _other_optimizer_sharded(
     optimizer,
     use_distributed_optimizer,
     ddp__use_distributed_optimizer,
@@ -117,8 +143,8 @@ def _sgd_sharded(
     dist__use_megatron_fsdp,
 ):
     sharding = (ddp__use_distributed_optimizer, ddp__use_megatron_fsdp, dist__use_megatron_fsdp)
-    if optimizer == "sgd" and (use_distributed_optimizer or any(sharding)):
-        return "is sgd, but the distributed optimizer is set"
+    if optimizer not in (None, "adam") and (use_distributed_optimizer or any(sharding)):
+        return f"is {optimizer}, but the distributed optimizer is set"
     return None
 
 
@@ -234,7 +260,8 @@ RULES: tuple[Rule, ...] = (
     _sharded_by_layers_without_bf16,
     _sharded_by_layers_on_cpus,
     _shards_offloaded_without_gpu,
-    _sgd_sharded,
+    _layers_of_another_optimizer,
+    _other_optimizer_sharded,
     _aware_of_unsharded_state(
         "ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"
     ),

@@ -179,6 +179,20 @@ def _mtp_before_last_stage(pipeline_model_parallel_layout, mtp_num_layers):
 
 
 @model_rule(
+    "G64",
+    why="the stage that predicts has a separate table of positions, which Megatron Core neither initializes nor trains "
+    "as that of the first stage",
+    fix="Set position_embedding_type=rope, or pipeline_model_parallel_size=1.",
+    fails={"mtp_num_layers": 1, "position_embedding_type": "learned_absolute", "pp": 2},
+    passes={"position_embedding_type": "rope"},
+)
+def _positions_of_predictions(position_embedding_type, mtp_num_layers, pp):
+    if position_embedding_type != "learned_absolute" or not mtp_num_layers or (pp or 1) < 2:
+        return None
+    return f"is learned_absolute with mtp_num_layers={mtp_num_layers} and pp={pp}"
+
+
+@model_rule(
     "K39",
     why="both determine the number of layers of the outer stages",
     fix="Use only one of them.",

@@ -1,11 +1,17 @@
 """Functions that run on ranks of `test_mtp.py`."""
 
+import copy
+import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel.schedules import finish_embedding_wgrad_compute
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper, roll_tensor
 from tiny_gpt import LENGTH, batch, gpt, gradients, relative, rows, start
 
@@ -78,3 +84,42 @@ def rolled(fault: str | None) -> tuple[list[int], list[int]]:
             part(pack), cp_group=group, packed_seq_params=PackedSeqParams(qkv_format="thd", **borders)
         )
     return found[0].tolist(), part(ahead)[0].tolist()
+
+
+def deferred(predictions: int | None) -> dict[str, float]:
+    """Return how far deferred gradients of output layer and embedding are from those of the backward pass."""
+    right, found = ([*_vocabulary_gradients(predictions, defer)] for defer in (False, True))
+    return {
+        name: float((a - b).norm() / b.norm())
+        for name, a, b in zip(("output", "embedding"), found, right, strict=True)
+    }
+
+
+def _vocabulary_gradients(predictions: int | None, defer: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    start()
+    model = gpt(mtp_num_layers=predictions)
+    wrapped, layer = (
+        DistributedDataParallel(model.config, DistributedDataParallelConfig(), model),
+        model.output_layer,
+    )
+    if defer:  # as GPTModel sets it up for a last stage, whose other layers are Transformer Engine's
+        layer.config = copy.copy(model.config)
+        layer.config.defer_embedding_wgrad_compute = layer.config.gradient_accumulation_fusion = True
+        layer.gradient_accumulation_fusion = True
+        for name in ("embedding_activation_buffer", "grad_output_buffer"):
+            setattr(model, name, [])
+            setattr(layer, name, getattr(model, name))
+    whole = two_rows()
+    for number in range(2):
+        row = rows(whole, number)
+        masks = {"labels": row["labels"], "loss_mask": row["loss_mask"]}
+        wrapped(row["tokens"], row["position_ids"], None, **masks).sum().backward()
+    if defer:
+        model.pre_process = False  # the last of several stages
+        kernel = SimpleNamespace(
+            wgrad_gemm_accum_fp32=lambda inputs, outputs, sums: sums.add_(outputs.t() @ inputs)
+        )
+        with mock.patch.dict(sys.modules, fused_weight_gradient_mlp_cuda=kernel):
+            group = parallel_state.get_tensor_model_parallel_group()
+            finish_embedding_wgrad_compute(layer.config, model, is_last_stage=True, tp_group=group)
+    return layer.weight.main_grad, model.embedding.word_embeddings.weight.main_grad

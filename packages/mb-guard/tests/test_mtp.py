@@ -2,6 +2,9 @@
 
 import pytest
 
+from mb_guard import find_fault
+from mb_guard.fault import Settings
+
 FAULT = "mtp-loss-of-microbatches"
 
 
@@ -30,3 +33,15 @@ def test_padded_packs_are_rolled_within_their_places(ranks, run_case):
         assert found == right
     wrong = run_case("case_mtp.py", "rolled", "mtp-rolls-across-padding", ranks=ranks)
     assert any(found != right for found, right in wrong)
+
+
+def test_deferred_gradients_of_predictions_go_to_the_embedding(run_case):
+    assert run_case("case_mtp.py", "deferred", None) == [
+        {"output": pytest.approx(0, abs=1e-6), "embedding": 0}
+    ]
+    [wrong] = run_case("case_mtp.py", "deferred", 1)
+    assert wrong["output"] == 1
+    assert wrong["embedding"] > 1
+    met = find_fault("deferred-gradients-of-predictions").met
+    values = {"mtp_num_layers": 1, "defer_embedding_wgrad_compute": True}
+    assert [met(Settings({**values, name: None})) for name in ("none", *values)] == [True, False, False]

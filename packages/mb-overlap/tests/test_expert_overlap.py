@@ -117,6 +117,7 @@ def test_model_without_the_field_is_rejecting_rules():
         ("O01a", {}, {"pipeline_model_parallel_size": 1}),
         ("O01b", {}, {"gradient_accumulation_fusion": False}),
         ("O01c", {"wgrad_deferral_limit": -1}, {}),
+        ("O01d", {}, {"mtp_num_layers": 1}),
     ],
 )
 def test_deferred_embedding_gradient_has_the_requirements_of_megatron(rule, requests, model):
@@ -134,5 +135,12 @@ def test_values_set_on_the_model_are_also_rejecting_rules():
 
 def test_rules_cover_every_condition():
     ids = {rule.id for rule in RULES}
-    cases = {rule for rule, _, _ in EXCHANGE_CASES + DELAY_CASES} | {"O10a", "O10d", "O01a", "O01b", "O01c"}
+    cases = {rule for rule, _, _ in EXCHANGE_CASES + DELAY_CASES} | {
+        "O10a",
+        "O10d",
+        "O01a",
+        "O01b",
+        "O01c",
+        "O01d",
+    }
     assert cases | {f"{rule}M" for rule in cases} <= ids

@@ -107,6 +107,18 @@ def _patch_loss(wrap: Function) -> Patch:
 
 FAULTS = (
     Fault(
+        id="deferred-gradients-of-predictions",
+        effect="wrong number",
+        summary="defer_embedding_wgrad_compute with multi-token prediction adds the gradient of the output layer to "
+        "the embedding of the last stage (or, if they share weights, to weights that are not used), and pairs inputs "
+        "of one prediction with gradients of another.",
+        shows="Silent: the output layer has a gradient of 0, and the embedding one that is several times too large.",
+        action="refuse",
+        test=f"{_TESTS}::test_deferred_gradients_of_predictions_go_to_the_embedding",
+        met=lambda settings: bool(settings.defer_embedding_wgrad_compute and settings.mtp_num_layers),
+        advice="Set defer_embedding_wgrad_compute=false.",
+    ),
+    Fault(
         id="mtp-loss-of-microbatches",
         effect="wrong number",
         summary="With loss masks the gradient of multi-token prediction depends on microbatches, replicas and "

@@ -33,6 +33,17 @@ def _needs_accumulation_fusion(gradient_accumulation_fusion):
     )
 
 
+@model_rule(
+    "O01d",
+    why="Megatron Core would add the deferred gradient of the output layer to the embedding",
+    fix="Set model.mtp_num_layers=null, or do not defer.",
+    fails={"mtp_num_layers": 1},
+    passes={"mtp_num_layers": None},
+)
+def _supports_no_predictions(mtp_num_layers):
+    return f"supports no multi-token prediction (mtp_num_layers={mtp_num_layers})" if mtp_num_layers else None
+
+
 def _limit_of(section: str, *conditions: str) -> Rule:
     """Return the rule on the limit of a section; `conditions` are facts without which it does not apply."""
 
@@ -53,13 +64,18 @@ def _limit_of(section: str, *conditions: str) -> Rule:
 
 
 SECTION_RULES: tuple[Rule, ...] = on_switch(
-    (_needs_pipeline_stages, _needs_accumulation_fusion, _limit_of("comm_overlap")),
+    (_needs_pipeline_stages, _needs_accumulation_fusion, _limit_of("comm_overlap"), _supports_no_predictions),
     f"comm_overlap.{DEFER_EMBEDDING_WGRAD}",
 )
 """Rules on the field of the `comm_overlap` section."""
 
 MODEL_RULES: tuple[Rule, ...] = on_switch(
-    (_needs_pipeline_stages, _needs_accumulation_fusion, _limit_of("model", "facts.resolved")),
+    (
+        _needs_pipeline_stages,
+        _needs_accumulation_fusion,
+        _limit_of("model", "facts.resolved"),
+        _supports_no_predictions,
+    ),
     f"model.{DEFER_EMBEDDING_WGRAD}",
 )
 """Rules on the field of the model section."""

@@ -220,11 +220,19 @@ def check(reference, model, cut, outs, logged):
         right, losses = reference.step(model, cut, mask)
         apart = difference(initial, right, out)
         assert {name: each for name, each in apart.items() if each > 1e-5} == {}, mask
-        # in another order, a sum of gradients may round to zero
         assert logged[mask] == {
-            name: pytest.approx(value, rel=1e-5, abs=2 if name == "zeros" else 1e-6)
+            name: pytest.approx(value, rel=1e-5, abs=rounded_to_zero(mask) if name == "zeros" else 1e-6)
             for name, value in losses.items()
         }, mask
+
+
+def rounded_to_zero(mask):
+    """Return the number of gradients that may round to zero in another order of additions.
+
+    A token that attends to itself alone has gradients of its query and key that are zero but for rounding, which
+    depends on the CPU.
+    """
+    return 3 * 512 if mask == "one token" else 2
 
 
 @pytest.mark.parametrize(("model", "cut"), cases(ONE_RANK))

@@ -102,6 +102,12 @@ def test_gelu_of_given_weights_is_not_approximated(make_fast, weights):
     assert ("model.bias_activation_fusion" in changed(config)) is (weights is None)
 
 
+def test_experts_with_biases_have_no_fused_activation(make_fast):
+    assert "model.bias_activation_fusion" in changed(make_fast(perf="h100", num_moe_experts=8))
+    biased = make_fast(perf="h100", num_moe_experts=8, add_bias_linear=True)
+    assert "model.bias_activation_fusion" not in changed(biased)
+
+
 def test_a_value_of_the_user_is_kept(make_fast):
     config = make_fast(perf="h100")
     config.optimizer.use_precision_aware_optimizer = False

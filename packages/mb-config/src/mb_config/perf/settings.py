@@ -51,7 +51,8 @@ def _rotary(target: PerfTarget) -> bool:
 
 def _fused_activation(target: PerfTarget) -> bool:
     activation, gated = target.model("activation_func"), target.model("gated_linear_unit")
-    swiglu = activation == "silu" and gated
+    biased_experts = target.model("num_moe_experts") and target.model("add_bias_linear")
+    swiglu = activation == "silu" and gated and not biased_experts
     # the kernel computes the tanh approximation of gelu, with which given weights were not trained
     given_weights = target.fine_tuning or target.get("checkpoint.pretrained_checkpoint") is not None
     gelu = activation == "gelu" and bool(target.model("add_bias_linear")) and not given_weights

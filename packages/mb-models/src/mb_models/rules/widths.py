@@ -203,7 +203,7 @@ def _odd_number_of_rotated_latent_channels(
 
 @model_rule(
     "G34",
-    why="the kernel that also applies the routing weights exists for gated silu and gated quick_gelu only",
+    why="the kernel that also applies routing weights exists for gated silu without biases and gated quick_gelu only",
     fix="Set bias_activation_fusion=false.",
     fails={
         "bias_activation_fusion": True,
@@ -214,15 +214,16 @@ def _odd_number_of_rotated_latent_channels(
     passes={"activation_func": "silu"},
 )
 def _no_fused_activation_of_experts(
-    bias_activation_fusion, num_moe_experts, activation_func, gated_linear_unit
+    bias_activation_fusion, num_moe_experts, activation_func, gated_linear_unit, add_bias_linear
 ):
-    if (
-        not bias_activation_fusion
-        or num_moe_experts is None
-        or (gated_linear_unit and activation_func in ("silu", "quick_gelu"))
-    ):
+    silu = activation_func == "silu" and not add_bias_linear
+    fused = gated_linear_unit and (silu or activation_func == "quick_gelu")
+    if not bias_activation_fusion or num_moe_experts is None or fused:
         return None
-    return f"is on with experts and activation_func={activation_func}, gated_linear_unit={gated_linear_unit}"
+    return (
+        f"is on with experts and activation_func={activation_func}, gated_linear_unit={gated_linear_unit}, "
+        f"add_bias_linear={add_bias_linear}"
+    )
 
 
 @model_rule(

@@ -1,5 +1,6 @@
 """Random models under random layouts have the numbers of one process, and continue the checkpoints of each other.
 
+The layouts have random settings that must not change a number, too.
 Seeded; MB_LAYOUTS=200 draws more models, MB_SEED=N others.
 """
 
@@ -43,6 +44,19 @@ OTHER_NUMBERS = (
     *("fp16", "bf16", "params_dtype", "pipeline_dtype", "autocast_dtype", "unpadded_vocab_size"),
 )
 """Fields by which numbers depend on the ranks, or are rounded."""
+
+NEUTRAL = (
+    ("dataset.num_workers=1", "dataset.persistent_workers=false"),
+    ("rerun_state_machine.rerun_mode=report_determinism_stats",),
+    ("ddp.overlap_grad_reduce=true", "ddp.bucket_size=3000"),
+    ("model.cross_entropy_loss_fusion=true",),
+    ("checkpoint.async_save=true",),
+    ("checkpoint.fully_parallel_save=false", "checkpoint.fully_parallel_load=false"),
+    ("train.check_weight_hash_across_dp_replicas_interval=1", "train.empty_unused_memory_level=2"),
+    ("logger.tensor_norms_steps=[2]", "logger.log_l2_norm_grad_to_tensorboard=true"),
+    ("dist.use_tp_pp_dp_mapping=true",),
+)
+"""Settings by which no number of a run may change; each row is one choice."""
 
 
 def drawn(numbers):
@@ -89,7 +103,7 @@ def write_configurations(folder, numbers):
                 eod_mask_loss=masked,
             ),
             tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=60),
-            logger=LoggerConfig(log_interval=1, tensorboard_dir=None),
+            logger=LoggerConfig(log_interval=1, tensorboard_dir=None, log_params_norm=True),
             checkpoint=CheckpointConfig(save_interval=CUT, dist_ckpt_optim_fully_reshardable=distributed),
         )
         files.append(folder / f"{part}.yaml")
@@ -107,22 +121,25 @@ def numbers_of(file, out, *words, ranks=1):
         (row["step"], name): pytest.approx(value, rel=2e-4)
         for row in metrics(out)
         for name, value in row.items()
-        if "loss" in name or name == "grad-norm"
+        if "loss" in name or name in ("grad-norm", "params-norm")
     }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_layout_has_the_numbers_of_one_process_and_continues_its_checkpoints(seed, tmp_path):
-    alone, layout, ranks, described = write_configurations(tmp_path, random.Random(seed))
+    numbers = random.Random(seed)
+    alone, layout, ranks, described = write_configurations(tmp_path, numbers)
+    neutral = [word for row in numbers.sample(NEUTRAL, 4) for word in row]
+    described += f" {' '.join(neutral)}"
     numbers_of(alone, tmp_path / "weights", "train.train_iters=1", "checkpoint.save_interval=1")
     start = f"checkpoint.pretrained_checkpoint={tmp_path / 'weights' / 'checkpoints'}"
     whole = f"train.train_iters={STEPS}"
     one = numbers_of(alone, tmp_path / "one", start, whole)
-    several = numbers_of(layout, tmp_path / "several", start, whole, ranks=ranks)
+    several = numbers_of(layout, tmp_path / "several", start, whole, *neutral, ranks=ranks)
     assert several == one, described
     last = {key: value for key, value in one.items() if key[0] > CUT}
-    for source, file, number in (("several", alone, 1), ("one", layout, ranks)):
+    for source, file, number, settings in (("several", alone, 1, ()), ("one", layout, ranks, neutral)):
         load = f"checkpoint.load={tmp_path / source / 'checkpoints'}"
         out = tmp_path / f"after-{source}"
-        words = (start, whole, load, f"checkpoint.ckpt_step={CUT}")
+        words = (start, whole, load, f"checkpoint.ckpt_step={CUT}", *settings)
         assert numbers_of(file, out, *words, ranks=number) == last, f"after {source}: {described}"

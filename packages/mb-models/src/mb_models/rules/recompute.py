@@ -141,6 +141,25 @@ def _depths_recomputed_in_groups(
     )
 
 
+@model_rule(
+    "G65",
+    why="recomputation leaves a rank a part of the input of the first depth, which the next one reads, too",
+    fix="Set distribute_saved_activations=false.",
+    fails={
+        "distribute_saved_activations": True,
+        "mtp_num_layers": 2,
+        "recompute_granularity": "full",
+        "tp": 2,
+    },
+    passes={"mtp_num_layers": 1},
+)
+def _inputs_of_depths_distributed(distribute_saved_activations, mtp_num_layers, recompute_granularity, tp):
+    several = (mtp_num_layers or 0) > 1 and (tp or 1) > 1
+    if not distribute_saved_activations or not several or recompute_granularity != "full":
+        return None
+    return f"is on with mtp_num_layers={mtp_num_layers}"
+
+
 RULES: tuple[Rule, ...] = (
     excludes(
         "K01",

@@ -1,5 +1,6 @@
 """Runs through executors of NeMo-Run: the request of a user, what is submitted, and real jobs on this machine."""
 
+import gc
 import importlib.util
 import re
 import sys
@@ -22,6 +23,13 @@ WORK = Path(__file__).with_name("slurm_work.py")
 installed = pytest.mark.skipif(
     importlib.util.find_spec("nemo_run") is None, reason="needs mb-launch[nemo-run]"
 )
+
+
+@pytest.fixture(autouse=True)
+def deleted_experiments():
+    """Delete NeMo-Run's experiments in the test that made them: each removes a handler of the root logger then."""
+    yield
+    gc.collect()
 
 
 def mb_launch(*words):

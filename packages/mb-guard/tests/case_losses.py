@@ -1,6 +1,8 @@
 """Functions that run on ranks of `test_losses.py`."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -23,19 +25,36 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def smoothed(fault: str | None) -> tuple[list[float], list[float]]:
-    """Return the losses with label smoothing, and the gradient of the logits of all ranks."""
+def over_ranks(
+    fault: str | None, compute: Callable[..., torch.Tensor], *, weights: torch.Tensor | None = None
+) -> tuple[list[float], list[float]]:
+    """Return the losses of logits that are split over the ranks, and the gradient of the logits of all ranks.
+
+    Args:
+        fault: Fault that is not corrected.
+        compute: Returns losses of shape (sequence, batch) from this rank's logits, targets and their group.
+        weights: Of the losses in the sum that is differentiated; None: ones.
+    """
     size = torch.distributed.get_world_size()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
     group = parallel_state.get_tensor_model_parallel_group()
     logits, target = data()
     part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
     with mb_guard.without(fault) if fault else nullcontext():
-        losses = vocab_parallel_cross_entropy(part, target, label_smoothing=0.1, tp_group=group)
-        (losses * torch.arange(10.0).reshape(5, 2)).sum().backward()
+        losses = compute(part, target, group)
+        (losses if weights is None else losses * weights).sum().backward()
     parts = [torch.empty_like(part) for _ in range(size)]
     torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
     return losses.flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+
+
+def smoothed(fault: str | None) -> tuple[list[float], list[float]]:
+    """Return losses with label smoothing, and their gradient."""
+
+    def compute(part: torch.Tensor, target: torch.Tensor, group: Any) -> torch.Tensor:
+        return vocab_parallel_cross_entropy(part, target, label_smoothing=0.1, tp_group=group)
+
+    return over_ranks(fault, compute, weights=torch.arange(10.0).reshape(5, 2))
 
 
 class Model(LanguageModule):
@@ -51,36 +70,24 @@ class Model(LanguageModule):
 
 
 def gathered(fault: str | None) -> tuple[list[float], list[float]]:
-    """Return the losses of gathered logits, and the gradient of the part of this rank."""
-    size = torch.distributed.get_world_size()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
-    group = parallel_state.get_tensor_model_parallel_group()
-    logits, target = data()
-    part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
-    with mb_guard.without(fault) if fault else nullcontext():
+    """Return the losses of gathered logits, and their gradient."""
+
+    def compute(part: torch.Tensor, target: torch.Tensor, group: Any) -> torch.Tensor:
         # on one rank this is a view of the leaf, in which Megatron's cross entropy would write
         whole = gather_from_tensor_model_parallel_region(part, group=group).clone()
-        losses = Model().compute_language_model_loss(target.transpose(0, 1), whole)
-        losses.sum().backward()
-    parts = [torch.empty_like(part) for _ in range(size)]
-    torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
-    return losses.transpose(0, 1).flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+        return Model().compute_language_model_loss(target.transpose(0, 1), whole).transpose(0, 1)
+
+    return over_ranks(fault, compute)
 
 
 def fused(fault: str | None) -> tuple[list[float], list[float]]:
-    """Return the losses of the fused cross entropy, and the gradient of the logits of all ranks."""
-    size = torch.distributed.get_world_size()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
-    group = parallel_state.get_tensor_model_parallel_group()
-    logits, target = data()
-    part = logits.chunk(size, dim=-1)[group.rank()].clone().requires_grad_()
-    with mb_guard.without(fault) if fault else nullcontext():
+    """Return the losses of the fused cross entropy, and their gradient."""
+
+    def compute(part: torch.Tensor, target: torch.Tensor, group: Any) -> torch.Tensor:
         model = Model(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="native")
-        losses = model.compute_language_model_loss(target.transpose(0, 1), part * 1.0)
-        losses.sum().backward()
-    parts = [torch.empty_like(part) for _ in range(size)]
-    torch.distributed.all_gather(parts, part.grad.contiguous(), group=group)
-    return losses.transpose(0, 1).flatten().tolist(), torch.cat(parts, dim=-1).flatten().tolist()
+        return model.compute_language_model_loss(target.transpose(0, 1), part * 1.0).transpose(0, 1)
+
+    return over_ranks(fault, compute)
 
 
 def logged(fault: str | None, with_tokens: bool) -> tuple[float, float]:

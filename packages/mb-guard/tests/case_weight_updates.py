@@ -89,6 +89,30 @@ def counted_layer_wise(fault: str | None, expert_ranks: int) -> tuple[int, int, 
         return parameters, squares, int(optimizer.count_zeros())
 
 
+def unscaled_ones(fault: str | None, expert_overflow: bool) -> tuple[float, ...]:
+    """Return the loss scale after an overflow at 16, then what the optimizers of dense weights and of experts make of
+    gradients of ones, multiplied by it.
+    """
+    start(expert_model_parallel_size=2)
+    half = {"fp16": True, "params_dtype": torch.float16}
+    model = gpt(**EXPERTS, expert_model_parallel_size=2, **half).half()
+    wrapped = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+    config = OptimizerConfig(optimizer="sgd", lr=0.1, initial_loss_scale=16.0, hysteresis=1, **half)
+    optimizer = get_megatron_optimizer(config, [wrapped])
+    overflow = next(
+        each for each in model.parameters() if getattr(each, "allreduce", True) is not expert_overflow
+    )
+    with mb_guard.without(fault) if fault else nullcontext():
+        for value in (float("inf"), 1.0):
+            scale = float(optimizer.get_loss_scale())
+            for each in model.parameters():
+                each.main_grad.fill_(scale)
+            overflow.main_grad[0] = value * scale
+            optimizer.prepare_grads()
+    parts = [part.get_parameters() for part in optimizer.chained_optimizers]
+    return (scale, *(float(torch.cat([each.grad.flatten() for each in part]).abs().max()) for part in parts))
+
+
 def clipped(fault: str | None) -> float:
     """Clip the weight of one of two ranks, with two query groups; return the distance from the formula of QK-clip."""
     size, heads, groups, alpha = 4, 4, 2, 0.3

@@ -26,6 +26,15 @@ def test_a_layer_wise_optimizer_counts_all_experts_once(expert_ranks, counted_in
     assert ones == zeros == parameters + counted_in_addition
 
 
+@pytest.mark.parametrize(("expert_overflow", "wrong"), [(False, (8.0, 1.0, 0.5)), (True, (16.0, 1.0, 2.0))])
+def test_all_gradients_are_unscaled_by_the_scale_of_the_loss(expert_overflow, wrong, run_case):
+    def unscaled(fault):
+        return run_case("case_weight_updates.py", "unscaled_ones", fault, expert_overflow, ranks=2)
+
+    assert unscaled(None) == [(8.0, 1.0, 1.0)] * 2
+    assert unscaled("loss-scales-of-chained-optimizers") == [wrong] * 2
+
+
 def test_embeddings_decay(run_case):
     assert run_case("case_weight_updates.py", "decay_of_embedding") == [1.0], (
         "0, as documented: delete the record"
@@ -85,6 +94,16 @@ def test_a_rank_clips_its_own_heads(run_case):
                 "expert_tensor_parallel_size": 1,
                 "expert_model_parallel_size": 2,
             },
+        ),
+        (
+            "loss-scales-of-chained-optimizers",
+            {"fp16": True, "num_moe_experts": 4, "expert_model_parallel_size": 2},
+            {"fp16": True, "num_moe_experts": 4, "expert_model_parallel_size": 2, "loss_scale": 1024.0},
+        ),
+        (
+            "loss-scales-of-chained-optimizers",
+            {"fp16": True, "overlap_param_gather_with_optimizer_step": True},
+            {"bf16": True, "num_moe_experts": 4, "expert_model_parallel_size": 2},
         ),
         (
             "embedding-weight-decay",

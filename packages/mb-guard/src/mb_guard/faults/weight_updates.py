@@ -1,4 +1,4 @@
-"""Faults of the update of weights: Muon under tensor parallelism, weight decay of embeddings, clipping."""
+"""Faults of the update of weights: Muon under tensor parallelism, weight decay of embeddings, clipping, loss scales."""
 
 from typing import Any
 
@@ -60,6 +60,30 @@ def count_zeros_of_experts(count: Function, self: Any) -> Any:
         tp_group=self.pg_collection.tp,
         expert_tp_group=getattr(self.pg_collection, "expt_tp", self.pg_collection.tp),
     )
+
+
+@around
+def update_loss_scales_together(prepare_grads: Function, self: Any) -> bool:
+    """Unscale all gradients by the scale of the loss, and update it by whether any gradient overflowed.
+
+    All optimizers of a chain start from the scale of the first, by which the loss was multiplied.
+    """
+    scalers = [part.grad_scaler for part in self.chained_optimizers if getattr(part, "grad_scaler", None)]
+    before = scalers[0].state_dict() if scalers else {}
+    for scaler in scalers[1:]:
+        scaler.load_state_dict(before)
+    overflow = bool(prepare_grads(self))
+    if overflow:
+        for scaler in scalers:
+            scaler.load_state_dict(before)
+            scaler.update(True)
+    return overflow
+
+
+def _separate_loss_scales(settings: Settings) -> bool:
+    experts = bool(settings.num_moe_experts) and (settings.expert_model_parallel_size or 1) > 1
+    separate = experts or bool(settings.overlap_param_gather_with_optimizer_step)
+    return bool(settings.fp16) and not settings.loss_scale and separate
 
 
 def _experts_without_tensor_parallelism(settings: Settings) -> bool:
@@ -136,6 +160,28 @@ FAULTS = (
                 module=_LAYER_WISE,
                 target="LayerWiseDistributedOptimizer.count_zeros",
                 sources=("533a36a0828dd38a",),
+            ),
+        ),
+    ),
+    Fault(
+        id="loss-scales-of-chained-optimizers",
+        effect="wrong number",
+        summary="In float16, the optimizer of experts under expert parallelism (and that of the first chunk with "
+        "overlap_param_gather_with_optimizer_step) has a dynamic loss scale of its own, which only its own overflows "
+        "lower. The loss is multiplied by that of the other weights.",
+        shows="Silent: after an overflow of dense weights alone the gradients of experts are half as large as they "
+        "should be, also in the gradient norm, for the rest of the run. After one of experts alone they are twice as "
+        "large, and the scale of the loss is not lowered: where they overflow again, no step updates the weights.",
+        action="put right",
+        report="https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/5591",
+        test=f"{_TESTS}::test_all_gradients_are_unscaled_by_the_scale_of_the_loss",
+        met=_separate_loss_scales,
+        patches=(
+            Patch(
+                wrap=update_loss_scales_together,
+                module="megatron.core.optimizer.optimizer",
+                target="ChainedOptimizer.prepare_grads",
+                sources=("d1f4912d8c92a940",),
             ),
         ),
     ),
